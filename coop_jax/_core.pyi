@@ -1,8 +1,9 @@
 """Types of the extension module: the pool and the engine."""
 
 from collections.abc import Sequence
-from types import CapsuleType
 from typing import overload
+
+from typing_extensions import CapsuleType
 
 class SlotSpec:
     """Shape and element type of a slot; made once for each kind, reused for every slot."""
