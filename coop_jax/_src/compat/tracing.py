@@ -1,0 +1,275 @@
+"""The eager front end's Trace: every primitive is handed to a session as it is called.
+
+Model: an `EagerTracer` is a `jax.Array` look-alike that holds exactly one `Value`, an opaque handle
+that belongs to a `Session`. Binding a primitive unwraps the operands, lets the session execute now,
+and wraps what comes back. Asking a tracer for its contents (`bool`, `int`, `np.asarray`, `repr`)
+asks the session, which brings an evicted value back first. JAX's transformations sit on top as they
+sit on its own evaluation trace, so Python control flow may depend on values, also under `jax.grad`.
+
+Invariants:
+- A tracer is the only owner of its value here. No cache, cycle or closure of this module keeps one,
+  so a value dies with its last tracer, and that is how the session learns that it is dead.
+- While a session runs, the current trace is JAX's evaluation trace.
+- All eager traces look alike to the key of JAX's jit cache (see `_cache_identity`).
+- After `close` every use of a tracer raises; the trace no longer refers to the session.
+
+Threads: JAX's current trace is per thread; a trace is used by the thread that entered it.
+Complexity: a bind costs O(operands + results) beyond what the session does.
+Source: not in the paper; this is the dynamic-graph front end its section 4 takes from its framework.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax._src import core
+from jax._src.lax import lax
+
+_ESCAPED = (
+    " It was made inside a coop_jax.remat_eager call that has ended, and its memory with it. Return"
+    " the values that are needed later from the decorated function."
+)
+_FOREIGN = (
+    "an eager coop_jax call met a {kind} of another JAX transformation: {tracer}. Put jax.grad, vmap,"
+    " jvp or jit inside the decorated function, or use coop_jax.run for the transformed function."
+)
+_REFERENCE = (
+    "{primitive}: mutable references (jax.new_ref) are not supported in an eager coop_jax call."
+    " Return the new value instead."
+)
+_SHARD_MAP = (
+    "shard_map and pmap are not supported directly in an eager coop_jax call: a runtime belongs to"
+    " one device. Wrap the mapped function in jax.jit."
+)
+
+
+class Value(Protocol):
+    """A session's handle of one array. Only its abstract value is looked at."""
+
+    aval: Any
+
+
+class Session(Protocol):
+    """Executes primitives and owns the memory behind the values."""
+
+    def apply(
+        self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+    ) -> Sequence[Value]:
+        """Executes now. Operands are values, or concrete arrays and scalars. Always a sequence."""
+        ...
+
+    def concrete(self, value: Any) -> jax.Array:
+        """The contents, brought back first where they were evicted."""
+        ...
+
+    def release_hint(self, value: Any) -> None:
+        """Nothing is likely to read this again: its memory may go. It must stay recoverable."""
+        ...
+
+
+class EagerTracer(core.Tracer):  # type: ignore[misc]
+    """Stands for one value of a session; behaves as the `jax.Array` it would be without one."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, trace: EagerTrace, value: Any) -> None:
+        self._trace = trace
+        self.aval = value.aval
+        self.value = value
+
+    def concrete(self) -> jax.Array:
+        """The contents, brought back if need be."""
+        session = self._trace.session
+        if session is None:
+            raise core.escaped_tracer_error(self, _ESCAPED)
+        with core.set_current_trace(core.eval_trace):
+            return session.concrete(self.value)
+
+    def to_concrete_value(self) -> EagerTracer:
+        """Known, but not yet brought back: JAX asks this often only to learn whether it is known.
+
+        What it then does with the answer (`bool`, `operator.index`, `np.equal`, slicing) works on a
+        tracer as on an array.
+        """
+        return self
+
+    def full_lower(self) -> EagerTracer:
+        """The tracer itself: a value never turns into an array of its own accord."""
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        del copy  # Always a copy: a view would outlive the block of the pool that it points into.
+        return np.array(self.concrete(), dtype=dtype, copy=True)
+
+    def __bool__(self) -> bool:
+        return bool(self.concrete())
+
+    def __int__(self) -> int:
+        return int(self.concrete())
+
+    def __float__(self) -> float:
+        return float(self.concrete())
+
+    def __complex__(self) -> complex:
+        return complex(self.concrete())
+
+    def __index__(self) -> int:
+        return operator.index(self.concrete())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.concrete(), spec)
+
+    def __str__(self) -> str:
+        return repr(self) if self._trace.session is None else str(self.concrete())
+
+    def __repr__(self) -> str:
+        if self._trace.session is None:
+            return f"EagerTracer<{self.aval}>(its call has ended)"
+        return repr(self.concrete())
+
+    def _short_repr(self) -> str:
+        return str(self)
+
+    def __copy__(self) -> EagerTracer:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> EagerTracer:
+        return self
+
+    def item(self, *args: Any) -> Any:
+        """As `jax.Array.item`."""
+        return self.concrete().item(*args)
+
+    def tolist(self) -> Any:
+        """As `jax.Array.tolist`."""
+        return self.concrete().tolist()
+
+    def tobytes(self, order: Any = "C") -> bytes:
+        """As `jax.Array.tobytes`."""
+        return np.asarray(self).tobytes(order)
+
+    def block_until_ready(self) -> EagerTracer:
+        """Waits for the contents, and returns the tracer."""
+        self.concrete().block_until_ready()
+        return self
+
+    def copy_to_host_async(self) -> None:
+        """Does nothing: contents are copied when they are asked for."""
+
+    def devices(self) -> set[Any]:
+        """As `jax.Array.devices`."""
+        return set(self.concrete().devices())
+
+    def is_deleted(self) -> bool:
+        """Never: an evicted value is brought back when it is needed."""
+        return False
+
+
+class EagerTrace(core.Trace):  # type: ignore[misc]
+    """Executes each primitive at once on `session`, until `close`."""
+
+    __slots__ = ("session",)
+
+    session: Session | None
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._weakref = _cache_identity._weakref
+        self.session = session
+
+    def close(self) -> None:
+        """Makes every tracer of this trace raise when used, and lets go of the session."""
+        self.invalidate()
+        self.session = None
+
+    def wrap(self, value: Any) -> EagerTracer:
+        """A tracer for a value of the session."""
+        return EagerTracer(self, value)
+
+    def value_of(self, x: object) -> Any:
+        """The value behind a tracer of this trace; None for anything else."""
+        return x.value if isinstance(x, EagerTracer) and x._trace is self else None
+
+    def stage_value(self, val: Any) -> Any:
+        """The value itself: there is nothing to stage."""
+        return val if isinstance(val, core.Tracer) else core.eval_trace.stage_value(val)
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        """Runs `primitive` now."""
+        session = self.session
+        if session is None:
+            raise RuntimeError("an eager coop_jax call has ended, and its trace was used again")
+        if primitive.ref_primitive:
+            raise NotImplementedError(_REFERENCE.format(primitive=primitive))
+        if primitive is lax.convert_element_type_p and self._keeps_type(tracers[0], params):
+            return tracers[0]
+        operands = [
+            t.value if type(t) is EagerTracer and t._trace is self else _concrete_operand(t)
+            for t in tracers
+        ]
+        with core.set_current_trace(core.eval_trace):
+            values = session.apply(primitive, operands, params)
+        if primitive.multiple_results:
+            return [EagerTracer(self, value) for value in values]
+        (value,) = values
+        return EagerTracer(self, value)
+
+    def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        """Calls the function: a call is its body."""
+        del call_primitive, params
+        return self._call(f, tracers)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any
+    ) -> Any:
+        """Calls the function; its rule was JAX's concern above this trace."""
+        del primitive, jvp
+        return self._call(fun, tracers)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **_: Any
+    ) -> Any:
+        """Calls the function; its rules were JAX's concern above this trace."""
+        del primitive, fwd, bwd
+        return self._call(fun, tracers)
+
+    def process_shard_map(self, *_: Any, **__: Any) -> Any:
+        """Refuses."""
+        raise NotImplementedError(_SHARD_MAP)
+
+    def process_map(self, *_: Any, **__: Any) -> Any:
+        """Refuses."""
+        raise NotImplementedError(_SHARD_MAP)
+
+    def _keeps_type(self, x: Any, params: Any) -> bool:
+        # JAX converts every known tracer, also to the type it has: an operation per operand.
+        return (
+            type(x) is EagerTracer
+            and x._trace is self
+            and params["sharding"] is None
+            and x.aval.dtype == params["new_dtype"]
+            and x.aval.weak_type == params["weak_type"]
+        )
+
+    def _call(self, fun: Any, tracers: Any) -> Any:
+        with core.set_current_trace(self):
+            return fun.call_wrapped(*tracers)
+
+
+def _concrete_operand(x: Any) -> Any:
+    """A concrete operand as it is; the contents of a tracer of an enclosing eager call."""
+    if isinstance(x, EagerTracer):
+        return x.concrete()
+    if isinstance(x, core.Tracer):
+        raise TypeError(_FOREIGN.format(kind=type(x).__name__, tracer=x.aval))
+    return x
+
+
+# The key of jit's C++ cache holds the current trace's weak reference. One identity for all eager
+# traces keeps each call from adding entries that no later call can hit. An entry made under a trace
+# that is not JAX's evaluation trace never holds an executable, so sharing it is safe.
+_cache_identity = core.Trace()
