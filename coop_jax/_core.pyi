@@ -1,7 +1,7 @@
 """Types of the extension module: the pool and the engine."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, TypeAlias, overload
 
 from typing_extensions import CapsuleType
 
@@ -69,3 +69,246 @@ class Pool:
 
 def ffi_targets() -> dict[str, CapsuleType]:
     """Return the XLA custom call handlers of "coop_copy" by platform name ("cpu", "CUDA")."""
+
+# Actions, in order: (0, storage) drop its memory, it may come back; (1, operation, placements) run
+# it again; (2, storage) drop its memory, it is dead. A placement is (storage or -1 for scratch,
+# offset or -1 for outside the pool, position of the input whose block it takes or -1).
+Placement: TypeAlias = tuple[int, int, int]
+Action: TypeAlias = tuple[int, int] | tuple[int, int, tuple[Placement, ...]]
+# The actions of a plan: as above, but a run is (1, operation, recompute, placements).
+PlanAction: TypeAlias = tuple[int, int] | tuple[int, int, bool, tuple[Placement, ...]]
+
+INPUT_OUTSIDE: int
+INPUT_FOREIGN: int
+INPUT_ADOPT: int
+
+class NoSpaceError(RuntimeError):
+    """No room for a request; nothing has changed."""
+
+    failure: dict[str, Any]
+
+class Policy:
+    """Which storages are evicted, and where new ones are placed.
+
+    Switches that are None are as the heuristic's method has them: on for "coop", off for the
+    others.
+    """
+
+    def __init__(
+        self,
+        heuristic: str = "coop",
+        neighborhood: str = "union_find",
+        *,
+        sliding_window: bool | None = None,
+        cheap_partitioning: bool | None = None,
+        in_place: bool | None = None,
+        evict_always: bool = False,
+    ) -> None: ...
+    @property
+    def heuristic(self) -> str: ...
+    @property
+    def neighborhood(self) -> str: ...
+    @property
+    def sliding_window(self) -> bool: ...
+    @property
+    def cheap_partitioning(self) -> bool: ...
+    @property
+    def in_place(self) -> bool: ...
+    @property
+    def evict_always(self) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object) -> bool: ...
+
+class OperationSpec:
+    """An operation's outputs and cost; made once for each compiled operation."""
+
+    def __init__(
+        self,
+        output_bytes: Sequence[int],
+        output_outside: Sequence[bool],
+        in_place: Sequence[int],
+        cost_seconds: float,
+        recomputable: bool,
+    ) -> None: ...
+    @property
+    def cost_seconds(self) -> float: ...
+    @property
+    def recomputable(self) -> bool: ...
+
+class Engine:
+    """The planner: placement, eviction, recomputation. See cc/core/engine.h for the rules."""
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        alignment_bytes: int,
+        policy: Policy,
+        expensive_seconds_per_byte: float,
+        timed: bool = False,
+    ) -> None: ...
+    def submit(
+        self, inputs: Sequence[int], spec: OperationSpec
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...], list[Action] | None, tuple[int, ...] | None]:
+        """Add an operation and run it.
+
+        Returns:
+            Its id, output storages, output offsets (-1: outside), the actions to carry out before
+            it (None: nothing), and the inputs whose blocks its outputs take (None: fresh ones).
+
+        Raises:
+            NoSpaceError: the operation is forgotten.
+        """
+
+    def rerun(
+        self, operation: int
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...], list[Action] | None, tuple[int, ...] | None]:
+        """Run an operation whose run was aborted; as ``submit``, but it stays on failure."""
+
+    def abort(self, actions_done: int) -> int:
+        """Go back to where only the first actions of the last call were carried out.
+
+        An operation's own run counts as the action after those that ``submit`` returned. Drops
+        directly after ``actions_done`` belong to them: returns how many count as done.
+        """
+
+    def forget(self, operation: int) -> list[int] | None:
+        """Drop an operation that has not run, with its outputs."""
+
+    def release(self, storage: int) -> list[int] | None:
+        """Drop a reference; returns the storages whose memory is gone, None when there are none."""
+
+    def retain(self, storage: int) -> None: ...
+    def make_permanent(self, storage: int) -> list[int] | None:
+        """Never evict a resident storage again; returns as ``release``."""
+
+    def materialize(self, storage: int) -> list[Action] | None:
+        """Bring a storage back; returns the actions to carry out (NoSpaceError: no room)."""
+
+    def evict_all(self) -> list[Action] | None:
+        """Evict everything evictable."""
+
+    def freed(self) -> list[int] | None:
+        """Return storages whose memory is gone that no other call has returned."""
+
+    def retired(self) -> list[int] | None:
+        """Return operations that will never run again since the last call.
+
+        Call it after the actions of ``submit`` were carried out, and before adding operations.
+        """
+
+    def add_foreign(self, offset: int, nbytes: int, donated: bool) -> int: ...
+    def add_outside(self, nbytes: int) -> int: ...
+    def add_adopted(self, nbytes: int) -> int:
+        """Place a source at an end of the pool; -1 when no free block is large enough."""
+
+    def reserve(self, nbytes: int) -> list[Action] | None:
+        """Keep blocks for workspace; returns the evictions this took (NoSpaceError: no room)."""
+
+    def reserved_blocks(self) -> list[tuple[int, int]]: ...
+    def offset_of(self, storage: int) -> int: ...
+    def bytes_of(self, storage: int) -> int: ...
+    def refs_of(self, storage: int) -> int: ...
+    def state_of(self, storage: int) -> str:
+        """Return "dead", "unborn", "resident", "evicted" or "consumed"."""
+
+    def is_permanent(self, storage: int) -> bool: ...
+    def is_evictable(self, storage: int) -> bool: ...
+    def projected_cost(self, storage: int) -> float: ...
+    def failure(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def validate(self) -> None:
+        """Raise RuntimeError naming the invariant that does not hold."""
+
+    def fingerprint(self) -> int: ...
+    @property
+    def live_storages(self) -> int: ...
+    @property
+    def live_operations(self) -> int: ...
+    @property
+    def largest_free_block_bytes(self) -> int: ...
+    @property
+    def clock_seconds(self) -> float: ...
+
+class Program:
+    """Metadata of a straight-line program; ids are indices. See cc/core/program.h."""
+
+    def __init__(
+        self,
+        *,
+        storage_bytes: Sequence[int],
+        storage_outside: Sequence[bool],
+        input_storages: Sequence[int],
+        input_donated: Sequence[bool],
+        op_input_begin: Sequence[int],
+        op_inputs: Sequence[int],
+        op_output_begin: Sequence[int],
+        op_outputs: Sequence[int],
+        op_in_place: Sequence[int],
+        op_cost_seconds: Sequence[float],
+        op_recomputable: Sequence[bool],
+        release_begin: Sequence[int],
+        releases: Sequence[int],
+        outputs: Sequence[int],
+    ) -> None: ...
+    @property
+    def storage_count(self) -> int: ...
+    @property
+    def operation_count(self) -> int: ...
+
+class Plan:
+    """The actions that carry out a program, as data; ids are those of the program."""
+
+    @property
+    def feasible(self) -> bool: ...
+    @property
+    def failure(self) -> dict[str, Any] | None: ...
+    @property
+    def failed_operation(self) -> int:
+        """The operation without room; -1: the inputs, ``operation_count``: the outputs."""
+
+    @property
+    def actions(self) -> list[PlanAction]:
+        """Built anew by each access."""
+
+    @property
+    def action_count(self) -> int: ...
+    @property
+    def input_offsets(self) -> list[int]: ...
+    @property
+    def output_offsets(self) -> list[int]: ...
+    @property
+    def reserved(self) -> list[tuple[int, int]]: ...
+    @property
+    def stats(self) -> dict[str, Any]: ...
+    @property
+    def peak_bytes(self) -> int: ...
+
+def make_plan(
+    program: Program,
+    *,
+    capacity_bytes: int,
+    alignment_bytes: int,
+    policy: Policy,
+    expensive_seconds_per_byte: float,
+    foreign: Sequence[tuple[int, int]] = ...,
+    reserve_bytes: int = 0,
+    pin_outputs_early: bool = False,
+    input_where: Sequence[int],
+    input_offsets: Sequence[int],
+    timed: bool = False,
+) -> Plan:
+    """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
+
+    Raises:
+        ValueError: the program is malformed, or foreign blocks overlap.
+    """
+
+def search_window(
+    bytes: Sequence[int],
+    scores: Sequence[float],
+    evictable: Sequence[bool],
+    request_bytes: int,
+    prefer_right: bool,
+    free: Sequence[bool] = ...,
+) -> tuple[int, int] | None:
+    """Return (first, last) of the cheapest run of neighbours that holds the request, or None."""

@@ -5,11 +5,8 @@
 
 #include <nanobind/nanobind.h>
 
-#if __has_include("cc/python/engine_bindings.h")
-#include "cc/python/engine_bindings.h"
-#define COOP_ENGINE 1
-#endif
 #include "cc/ffi/copy.h"
+#include "cc/python/engine_bindings.h"
 #include "cc/python/pool_bindings.h"
 
 namespace nb = nanobind;

@@ -1,0 +1,42 @@
+// Python bindings of the engine and of plans: Policy, OperationSpec, Engine, Program, make_plan.
+//
+// Purpose: the executor's view of the planner. Calls made once per operation (submit, release,
+//   retain) take positional arguments and build nothing but the tuples they return.
+// Model: actions become plain tuples, in order:
+//   (0, storage)                     evict: drop the memory, it may come back
+//   (1, operation, placements)       recompute; a Plan adds `recompute` before `placements`
+//   (2, storage)                     drop the memory, it is dead
+//   with placements a tuple of (storage or -1 for scratch, offset or -1 for outside, in_place_input
+//   or -1), in output order.
+// Invariants: a call that raises has changed nothing.
+// Thread rule: under the interpreter lock, except that make_plan runs without it on its own copy.
+// Source: paper section 3 (see cc/core/engine.h).
+
+#ifndef COOP_PYTHON_ENGINE_BINDINGS_H_
+#define COOP_PYTHON_ENGINE_BINDINGS_H_
+
+#include <nanobind/nanobind.h>
+
+#include <vector>
+
+#include "cc/core/types.h"
+
+namespace coop::python {
+
+void BindEngine(nanobind::module_& module);
+// Parts of BindEngine: Policy; then Program, Plan, make_plan, search_window.
+void BindPolicy(nanobind::module_& module);
+void BindProgram(nanobind::module_& module);
+
+[[nodiscard]] nanobind::dict FailureDict(const Failure& failure);
+[[nodiscard]] nanobind::dict StatsDict(const Stats& stats);
+[[nodiscard]] nanobind::list RangeList(const std::vector<Range>& ranges);
+// The tuple of (storage, offset, in_place_input) tuples of one run.
+[[nodiscard]] nanobind::object PlacementTuple(const std::vector<Placement>& placements,
+                                              const Action& action);
+// A timer for EngineOptions: seconds of a clock that never goes back.
+[[nodiscard]] double SteadySeconds();
+
+}  // namespace coop::python
+
+#endif  // COOP_PYTHON_ENGINE_BINDINGS_H_

@@ -1,0 +1,105 @@
+// Policy in Python (see engine_bindings.h).
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "cc/core/types.h"
+#include "cc/python/engine_bindings.h"
+
+namespace nb = nanobind;
+
+namespace coop::python {
+namespace {
+
+const char* HeuristicName(Heuristic heuristic) {
+  switch (heuristic) {
+    case Heuristic::kDtr:
+      return "dtr";
+    case Heuristic::kDte:
+      return "dte";
+    case Heuristic::kCoop:
+      break;
+  }
+  return "coop";
+}
+
+const char* NeighborhoodName(NeighborhoodMode mode) {
+  return mode == NeighborhoodMode::kExact ? "exact" : "union_find";
+}
+
+Policy MakePolicy(const std::string& heuristic, const std::string& neighborhood,
+                  std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
+                  std::optional<bool> in_place, bool evict_always) {
+  Policy policy;
+  if (heuristic == "coop") {
+    policy = Policy::Coop();
+  } else if (heuristic == "dtr") {
+    policy = Policy::Dtr();
+  } else if (heuristic == "dte") {
+    policy = Policy::Dte();
+  } else {
+    throw std::invalid_argument("heuristic must be 'coop', 'dtr' or 'dte', not '" + heuristic +
+                                "'");
+  }
+  if (neighborhood == "exact") {
+    policy.neighborhood = NeighborhoodMode::kExact;
+  } else if (neighborhood == "union_find") {
+    policy.neighborhood = NeighborhoodMode::kUnionFind;
+  } else {
+    throw std::invalid_argument("neighborhood must be 'union_find' or 'exact', not '" +
+                                neighborhood + "'");
+  }
+  policy.sliding_window = sliding_window.value_or(policy.sliding_window);
+  policy.cheap_partitioning = cheap_partitioning.value_or(policy.cheap_partitioning);
+  policy.in_place = in_place.value_or(policy.in_place);
+  policy.evict_always = evict_always;
+  return policy;
+}
+
+nb::tuple PolicyKey(const Policy& policy) {
+  return nb::make_tuple(HeuristicName(policy.heuristic), NeighborhoodName(policy.neighborhood),
+                        policy.sliding_window, policy.cheap_partitioning, policy.in_place,
+                        policy.evict_always);
+}
+
+}  // namespace
+
+void BindPolicy(nb::module_& module) {
+  nb::class_<Policy>(module, "Policy", "Which storages are evicted, and where new ones are placed.")
+      .def(
+          "__init__",
+          [](Policy* self, const std::string& heuristic, const std::string& neighborhood,
+             std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
+             std::optional<bool> in_place, bool evict_always) {
+            new (self) Policy(MakePolicy(heuristic, neighborhood, sliding_window,
+                                         cheap_partitioning, in_place, evict_always));
+          },
+          nb::arg("heuristic") = "coop", nb::arg("neighborhood") = "union_find", nb::kw_only(),
+          nb::arg("sliding_window") = nb::none(), nb::arg("cheap_partitioning") = nb::none(),
+          nb::arg("in_place") = nb::none(), nb::arg("evict_always") = false)
+      .def_prop_ro("heuristic", [](const Policy& self) { return HeuristicName(self.heuristic); })
+      .def_prop_ro("neighborhood",
+                   [](const Policy& self) { return NeighborhoodName(self.neighborhood); })
+      .def_ro("sliding_window", &Policy::sliding_window)
+      .def_ro("cheap_partitioning", &Policy::cheap_partitioning)
+      .def_ro("in_place", &Policy::in_place)
+      .def_ro("evict_always", &Policy::evict_always)
+      .def("__eq__",
+           [](const Policy& self, nb::handle other) {
+             return nb::isinstance<Policy>(other) && self == nb::cast<const Policy&>(other);
+           })
+      .def("__hash__", [](const Policy& self) { return PyObject_Hash(PolicyKey(self).ptr()); })
+      .def("__repr__", [](const Policy& self) {
+        return nb::str(
+                   "Policy(heuristic={!r}, neighborhood={!r}, sliding_window={}, "
+                   "cheap_partitioning={}, in_place={}, evict_always={})")
+            .format(*PolicyKey(self));
+      });
+}
+
+}  // namespace coop::python
