@@ -23,7 +23,8 @@ def test_policies_compare_by_value() -> None:
     assert _core.Policy() != "coop"
     dtr = _core.Policy("dtr", "exact")
     assert (dtr.heuristic, dtr.neighborhood) == ("dtr", "exact")
-    assert not (dtr.sliding_window or dtr.cheap_partitioning or dtr.in_place or dtr.evict_always)
+    switches = (dtr.sliding_window, dtr.cheap_partitioning, dtr.in_place, dtr.evict_always)
+    assert not any(switches)
     assert repr(dtr) == (
         "Policy(heuristic='dtr', neighborhood='exact', sliding_window=False, "
         "cheap_partitioning=False, in_place=False, evict_always=False)"
