@@ -1,0 +1,214 @@
+// Plans of random straight-line programs, carried out on fake memory: right values in the right
+// places, never above the budget, refused with a report that makes sense, and the same from run to
+// run.
+
+#include "cc/core/program.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "tests/core/named_policies.h"
+#include "tests/core/random_program.h"
+
+namespace coop::testing {
+namespace {
+
+constexpr int64_t kAlignmentBytes = 64;
+constexpr int64_t kUnlimitedBytes = int64_t{1} << 50;
+
+PlanOptions Options(const Policy& policy, int64_t capacity_bytes) {
+  PlanOptions options{};
+  options.engine.capacity_bytes = capacity_bytes;
+  options.engine.alignment_bytes = kAlignmentBytes;
+  options.engine.policy = policy;
+  options.engine.expensive_seconds_per_byte = 5e-8;
+  return options;
+}
+
+int64_t ForeignEnd(const Program& program) {
+  int64_t end = 0;
+  for (const Program::Input& input : program.inputs) {
+    if (input.where != Program::Where::kForeign) continue;
+    const int64_t bytes = program.storage_bytes[input.storage];
+    end = std::max(
+        end, input.offset + (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes);
+  }
+  return end;
+}
+
+int64_t OutsideBytes(const Program& program) {
+  int64_t total = 0;
+  for (size_t s = 0; s < program.storage_bytes.size(); ++s) {
+    if (program.storage_outside[s] != 0) total += program.storage_bytes[s];
+  }
+  return total;
+}
+
+// The programs differ in shape, so that chains, wide graphs, in-place updates and impure operations
+// all dominate once.
+ProgramShape ShapeOf(uint64_t seed) {
+  ProgramShape shape;
+  shape.operations = 12 + static_cast<int>(seed % 7) * 9;
+  shape.inputs = 1 + static_cast<int>(seed % 5) * 2;
+  switch (seed % 6) {
+    case 0:
+      shape.unused_later = 0.95;
+      shape.max_fan_out = 1;
+      shape.outside = 0;
+      break;
+    case 1:
+      shape.in_place = 0.9;
+      shape.same_bytes = 0.95;
+      break;
+    case 2:
+      shape.impure = 0.2;
+      break;
+    case 3:
+      shape.max_fan_out = 5;
+      shape.unused_later = 0.2;
+      break;
+    case 4:
+      shape.outside = 0.3;
+      shape.max_fan_in = 5;
+      break;
+    default:
+      break;
+  }
+  return shape;
+}
+
+void ExpectSane(const Program& program, const PlanOptions& options, const Plan& plan) {
+  const Failure& failure = plan.failure;
+  const int64_t capacity_bytes = options.engine.capacity_bytes;
+  EXPECT_GE(failure.requested_bytes, 0);
+  EXPECT_EQ(failure.capacity_bytes, capacity_bytes);
+  EXPECT_GE(failure.in_use_bytes, 0);
+  EXPECT_LE(failure.pinned_bytes, failure.in_use_bytes);
+  EXPECT_GE(failure.pinned_bytes, 0);
+  EXPECT_LE(failure.largest_free_block_bytes, capacity_bytes);
+  EXPECT_GE(failure.largest_window_bytes, failure.largest_free_block_bytes);
+  EXPECT_LE(failure.largest_window_bytes, capacity_bytes);
+  if (failure.reason == FailureReason::kNoSpace) {
+    EXPECT_GT(failure.requested_bytes, failure.largest_free_block_bytes);
+  }
+  EXPECT_GE(plan.failed_operation, -1);
+  EXPECT_LE(plan.failed_operation, static_cast<int32_t>(program.op_cost_seconds.size()));
+}
+
+bool SamePlan(const Plan& a, const Plan& b) {
+  return a.feasible == b.feasible && a.actions == b.actions && a.placements == b.placements &&
+         a.input_offsets == b.input_offsets && a.output_offsets == b.output_offsets &&
+         a.reserved == b.reserved && a.peak_bytes == b.peak_bytes;
+}
+
+// Checks one plan and says whether it was feasible.
+bool Check(const Program& program, const PlanOptions& options) {
+  try {
+    const Plan plan = MakePlan(program, options);
+    if (!plan.feasible) {
+      ExpectSane(program, options, plan);
+      return false;
+    }
+    EXPECT_LE(plan.peak_bytes, options.engine.capacity_bytes + OutsideBytes(program));
+    CheckPlan(program, options, plan);
+    return true;
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << error.what();
+    return false;
+  }
+}
+
+class ProgramTest : public ::testing::TestWithParam<NamedPolicy> {};
+
+TEST_P(ProgramTest, PlansComputeTheRightValuesFromTightToLooseBudgets) {
+  int feasible = 0;
+  int planned = 0;
+  for (uint64_t seed = 0; seed < 60 && !HasFailure(); ++seed) {
+    const Program program = RandomProgram(seed, ShapeOf(seed));
+    const Plan loose = MakePlan(program, Options(GetParam().policy, kUnlimitedBytes));
+    ASSERT_TRUE(loose.feasible) << "seed " << seed;
+    const int64_t peak_bytes =
+        std::min(loose.peak_bytes, 2 * TotalRoundedBytes(program, kAlignmentBytes));
+    for (const int percent : {25, 40, 50, 60, 70, 80, 90, 100, 130}) {
+      int64_t capacity_bytes = peak_bytes * percent / 100 / kAlignmentBytes * kAlignmentBytes;
+      capacity_bytes = std::max(capacity_bytes, std::max(ForeignEnd(program), kAlignmentBytes));
+      SCOPED_TRACE(::testing::Message() << "seed " << seed << ", capacity " << capacity_bytes);
+      PlanOptions options = Options(GetParam().policy, capacity_bytes);
+      options.pin_outputs_early = seed % 2 == 0;
+      ++planned;
+      if (Check(program, options)) ++feasible;
+    }
+  }
+  // The budgets are chosen so that both happen often; a planner that always refuses would pass
+  // otherwise.
+  EXPECT_GT(feasible * 100, planned * 40);
+  EXPECT_LT(feasible, planned);
+}
+
+TEST_P(ProgramTest, PlansWorkAroundForeignBlocksAndReservations) {
+  for (uint64_t seed = 100; seed < 130 && !HasFailure(); ++seed) {
+    const Program program = RandomProgram(seed, ShapeOf(seed));
+    const int64_t first = ForeignEnd(program) + 4 * kAlignmentBytes;
+    for (const int blocks : {8, 40, 400}) {
+      SCOPED_TRACE(::testing::Message() << "seed " << seed << ", blocks " << blocks);
+      PlanOptions options = Options(GetParam().policy, first + blocks * kAlignmentBytes);
+      options.foreign.push_back({first, 3 * kAlignmentBytes});
+      options.foreign.push_back({first + 5 * kAlignmentBytes, 1});
+      options.reserve_bytes = blocks * kAlignmentBytes / 8 + 1;
+      options.pin_outputs_early = true;
+      Check(program, options);
+    }
+  }
+}
+
+TEST_P(ProgramTest, WithoutABudgetNothingIsEvicted) {
+  if (GetParam().policy.evict_always) GTEST_SKIP() << "the forced mode evicts always";
+  for (uint64_t seed = 200; seed < 230 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const Program program = RandomProgram(seed, ShapeOf(seed));
+    const PlanOptions options = Options(GetParam().policy, kUnlimitedBytes);
+    const Plan plan = MakePlan(program, options);
+    ASSERT_TRUE(plan.feasible);
+    EXPECT_EQ(plan.stats.evictions, 0);
+    EXPECT_EQ(plan.stats.recomputations, 0);
+    EXPECT_EQ(plan.actions.size(), program.op_cost_seconds.size());
+    EXPECT_TRUE(Check(program, options));
+  }
+}
+
+TEST_P(ProgramTest, LessThanOneOperationNeedsIsRefused) {
+  for (uint64_t seed = 300; seed < 330 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const Program program = RandomProgram(seed, ShapeOf(seed));
+    const int64_t bound_bytes = LowerBoundBytes(program, kAlignmentBytes) - kAlignmentBytes;
+    if (bound_bytes <= 0 || bound_bytes < ForeignEnd(program)) continue;
+    const PlanOptions options = Options(GetParam().policy, bound_bytes);
+    const Plan plan = MakePlan(program, options);
+    ASSERT_FALSE(plan.feasible);
+    ExpectSane(program, options, plan);
+  }
+}
+
+TEST_P(ProgramTest, PlansAreTheSameFromRunToRun) {
+  for (uint64_t seed = 400; seed < 425 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const Program program = RandomProgram(seed, ShapeOf(seed));
+    const int64_t peak_bytes =
+        MakePlan(program, Options(GetParam().policy, kUnlimitedBytes)).peak_bytes;
+    const int64_t capacity_bytes =
+        std::max(peak_bytes / 2 / kAlignmentBytes * kAlignmentBytes, ForeignEnd(program));
+    const PlanOptions options =
+        Options(GetParam().policy, std::max(capacity_bytes, kAlignmentBytes));
+    EXPECT_TRUE(SamePlan(MakePlan(program, options), MakePlan(program, options)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, ProgramTest, ::testing::ValuesIn(AllPolicies()),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+}  // namespace
+}  // namespace coop::testing
