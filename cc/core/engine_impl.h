@@ -1,0 +1,91 @@
+// The inside of the engine: preparing runs.
+//
+// Model: to run an operation, its inputs must be resident. Frames on an explicit stack stand for
+// operations that wait: the lowest is the requested one, each above it recomputes an evicted input
+// of the one below. A frame whose inputs are all resident pins them, places its outputs and runs.
+// Inputs of waiting frames are protected: evicted only when there is no room otherwise (they come
+// back then; a bound on the number of recomputations ends this where it would go on for ever).
+//
+// In place: an output takes its input's block if nothing else will read the input there. Where the
+// input has no recipe it is settled first: whatever may still be recomputed from it is recomputed
+// now and made permanent, so that no recipe reads overwritten data. Where that finds no room the
+// output gets a fresh block (copy-on-write) and the source stays.
+//
+// Invariants: pins and protection are zero between transactions.
+// Thread rule and complexity: as engine.h. Source: paper sections 3.2, 3.4, 3.5.
+#ifndef COOP_CORE_ENGINE_IMPL_H_
+#define COOP_CORE_ENGINE_IMPL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cc/core/engine.h"
+#include "cc/core/evictor.h"
+#include "cc/core/residency.h"
+#include "cc/core/types.h"
+
+namespace coop {
+
+class Engine::Impl {
+ public:
+  explicit Impl(const EngineOptions& options)
+      : memory(options), evictor(MakeEvictor(options.policy)) {}
+
+  [[nodiscard]] bool Run(OperationId operation);
+  [[nodiscard]] bool Materialize(StorageId storage);
+  [[nodiscard]] bool Reserve(int64_t bytes);
+  void EvictAll();
+  StorageId AddAdopted(int64_t bytes);
+
+  Residency memory;
+  std::unique_ptr<Evictor> evictor;
+  Failure failure;
+
+ private:
+  using PlacedOutput = Residency::PlacedOutput;
+
+  struct Frame {
+    OperationId operation = kNone;
+    EdgeId cursor = kNone;     // inputs before it were resident at some time
+    int64_t losses_seen = -1;  // memory.losses() when all inputs were seen resident
+    bool pinned = false;       // inputs are pinned instead of protected
+  };
+
+  bool Prepare(OperationId operation);
+  void EvictEverything();
+  void PushFrame(OperationId operation);
+  void PopFrame();
+  void PinTop();
+  bool RunFramesAbove(size_t floor);
+  StorageId NextMissingInput(Frame& frame) const;
+  bool RunTop();
+  void ChooseOutputs();
+  void DecideInPlace(size_t index);
+  // False: the source must not be overwritten; nothing has changed.
+  bool Settle(OperationId operation, StorageId source);
+  // Fills dependents_. False: an operation that is yet to run reads the source.
+  bool FindDependents(OperationId operation, StorageId source);
+  bool PlaceOutputs();
+  bool PlaceTogether(size_t placed_count, Side side);
+  BlockId FindRoom(int64_t bytes, Side side);
+  bool Fail(FailureReason reason, int64_t requested_bytes);
+  [[nodiscard]] Side SideOf(OperationId operation) const;
+  [[nodiscard]] int32_t EdgesBetween(OperationId operation, StorageId storage) const;
+  void Undo(const Residency::MarkPoint& mark, size_t floor);
+
+  std::vector<Frame> frames_;
+  std::vector<PlacedOutput> placed_;  // of the frame that is about to run
+  std::vector<size_t> order_;
+  std::vector<StorageId> dependents_;  // of Settle
+  std::vector<StorageId> walk_;
+  std::vector<uint8_t> seen_;
+  size_t permanents_made_ = 0;  // how often settling changed something
+  int64_t recomputations_left_ = 0;
+};
+
+}  // namespace coop
+
+#endif  // COOP_CORE_ENGINE_IMPL_H_

@@ -1,0 +1,317 @@
+#include "cc/core/residency.h"
+
+#include <algorithm>
+
+#include "cc/core/check.h"
+
+namespace coop {
+namespace {
+
+// Keeps scores finite where nothing has run since the last access, or everything costs nothing.
+constexpr double kMinStalenessSeconds = 1e-9;
+
+}  // namespace
+
+Residency::Residency(const EngineOptions& options)
+    : options_(options),
+      blocks_(options.capacity_bytes, options.alignment_bytes),
+      neighborhood_(graph_, options.policy.neighborhood) {}
+
+double Residency::Score(StorageId id) const {
+  const Storage& storage = graph_.storage(id);
+  // Nothing will read it but recomputations; it was brought back for one and goes first.
+  if (storage.refs == 0) return 0;
+  const double cost_seconds = ProjectedCost(id);
+  const double staleness_seconds =
+      std::max(scalars_.clock_seconds - storage.last_access, kMinStalenessSeconds);
+  const Policy& policy = options_.policy;
+  if (policy.sliding_window && policy.heuristic == Heuristic::kCoop) {
+    return cost_seconds / staleness_seconds;
+  }
+  int64_t bytes = blocks_[storage.block].bytes;
+  // Without the window nothing else accounts for sizes, so Coop scores as DTE (appendix B).
+  if (policy.heuristic != Heuristic::kDtr) bytes += blocks_.AdjacentFreeBytes(storage.block);
+  return cost_seconds / (static_cast<double>(bytes) * staleness_seconds);
+}
+
+int64_t Residency::LargestWindowBytes() const {
+  int64_t largest = 0;
+  int64_t run = 0;
+  for (BlockId b = blocks_.first(); b != kNone; b = blocks_[b].next) {
+    const Block& block = blocks_[b];
+    const bool usable = block.is_free() || (block.holder >= 0 && IsEvictableNow(block.holder));
+    run = usable ? run + block.bytes : 0;
+    largest = std::max(largest, run);
+  }
+  return largest;
+}
+
+int64_t Residency::EvictableBytesNow() const {
+  int64_t bytes = 0;
+  for (BlockId b = blocks_.first(); b != kNone; b = blocks_[b].next) {
+    const Block& block = blocks_[b];
+    if (block.holder >= 0 && IsEvictableNow(block.holder)) bytes += block.bytes;
+  }
+  return bytes;
+}
+
+double Residency::Fragmentation() const {
+  const int64_t pool_bytes = blocks_.capacity_bytes() - stats().reserved_bytes;
+  const int64_t free_bytes = blocks_.capacity_bytes() - blocks_.held_bytes();
+  return pool_bytes > 0 ? static_cast<double>(free_bytes) / static_cast<double>(pool_bytes) : 0;
+}
+
+// --- Memory ---
+
+void Residency::UpdateUse() {
+  Stats& stats = scalars_.stats;
+  stats.in_use_bytes = blocks_.held_bytes() - stats.reserved_bytes;
+  stats.peak_in_use_bytes =
+      std::max(stats.peak_in_use_bytes, stats.in_use_bytes + stats.outside_bytes);
+}
+
+BlockId Residency::Take(BlockId free_block, int64_t bytes, Side side, int32_t holder) {
+  const BlockId block = blocks_.Take(free_block, bytes, side, holder);
+  UpdateUse();
+  return block;
+}
+
+BlockId Residency::TakeAt(int64_t offset, int64_t bytes, int32_t holder) {
+  const BlockId block = blocks_.TakeAt(offset, bytes, holder);
+  UpdateUse();
+  return block;
+}
+
+void Residency::FreeScratch(BlockId block) {
+  blocks_.Free(block);
+  UpdateUse();
+}
+
+void Residency::Reserve(BlockId free_block, int64_t bytes) {
+  blocks_.Take(free_block, bytes, Side::kRight, kReservedBlock);
+  scalars_.stats.reserved_bytes += bytes;
+  UpdateUse();
+}
+
+BlockId Residency::MakeEvicted(StorageId id) {
+  Storage& storage = graph_.MutableStorage(id);
+  const BlockId free_block = blocks_.Free(storage.block);
+  storage.block = kNone;
+  storage.state = StorageState::kEvicted;
+  ++losses_;
+  neighborhood_.OnEvicted(id);
+  UpdateUse();
+  return free_block;
+}
+
+BlockId Residency::Evict(StorageId id) {
+  const BlockId free_block = MakeEvicted(id);
+  ++scalars_.stats.evictions;
+  Emit({.kind = ActionKind::kEvict, .id = id});
+  SyncMarks();
+  return free_block;
+}
+
+void Residency::ReportGone(StorageId id) {
+  if (recording_) {
+    Emit({.kind = ActionKind::kDrop, .id = id});
+  } else {
+    freed.push_back(id);
+  }
+}
+
+void Residency::CountAdopted(int64_t bytes, Side side) {
+  (side == Side::kLeft ? scalars_.adopted_left_bytes : scalars_.adopted_right_bytes) += bytes;
+}
+
+Side Residency::AdoptionSide() const {
+  return scalars_.adopted_left_bytes <= scalars_.adopted_right_bytes ? Side::kLeft : Side::kRight;
+}
+
+void Residency::CountSearch(double fragmentation) {
+  Stats& stats = scalars_.stats;
+  ++stats.searches;
+  stats.fragmentation_sum += fragmentation;
+  stats.fragmentation_max = std::max(stats.fragmentation_max, fragmentation);
+  ++stats.fragmentation_count;
+}
+
+// --- Storages and operations ---
+
+StorageId Residency::AddStorage(const Storage& storage) {
+  const StorageId id = graph_.AddStorage(storage);
+  holds_.resize(static_cast<size_t>(graph_.storage_capacity()));
+  Storage& added = graph_.MutableStorage(id);
+  added.last_access = scalars_.clock_seconds;
+  if (added.block != kNone) blocks_.SetHolder(added.block, id);
+  if (added.outside) scalars_.stats.outside_bytes += added.bytes;
+  UpdateUse();
+  return id;
+}
+
+OperationId Residency::AddOperation(std::span<const StorageId> inputs,
+                                    std::span<const OutputSpec> outputs, double cost_seconds,
+                                    bool recomputable) {
+  const OperationId id = graph_.AddOperation(inputs, outputs, cost_seconds, recomputable);
+  holds_.resize(static_cast<size_t>(graph_.storage_capacity()));
+  neighborhood_.OnEdgesAdded(id);
+  return id;
+}
+
+void Residency::Release(StorageId id) {
+  Storage& storage = graph_.MutableStorage(id);
+  if (--storage.refs > 0) return;
+  if (storage.needed_by == 0) {
+    unwanted_.push_back(id);
+    CollectUnwanted();
+  } else if (IsEvictable(storage)) {
+    MakeEvicted(id);
+    ReportGone(id);
+  }
+}
+
+void Residency::MakePermanent(StorageId id) {
+  Storage& storage = graph_.MutableStorage(id);
+  if (storage.permanent) return;
+  storage.permanent = true;
+  if (storage.producer != kNone && !storage.outside) LoseLiveOutput(storage.producer);
+  CollectUnwanted();
+}
+
+void Residency::Forget(OperationId id) {
+  for (OutputId o = graph_.operation(id).first_output; o != kNone;) {
+    const Output output = graph_.output(o);  // Kill does not recycle it: the operation never ran
+    if (output.storage != kNone) {
+      graph_.MutableStorage(output.storage).refs = 0;
+      unwanted_.push_back(output.storage);
+    }
+    o = output.next;
+  }
+  CollectUnwanted();
+  const size_t retired_count = retired.size();
+  Retire(id);
+  retired.resize(retired_count);  // the caller knows
+  CollectUnwanted();
+}
+
+void Residency::LoseLiveOutput(OperationId id) {
+  Operation& operation = graph_.MutableOperation(id);
+  if (--operation.live_outputs == 0 && operation.executed) Retire(id);
+}
+
+void Residency::Retire(OperationId id) {
+  neighborhood_.OnEdgesGoing(id);
+  while (graph_.operation(id).first_edge != kNone) {
+    const StorageId input = graph_.PopEdge(id);
+    if (!graph_.storage(input).is_wanted()) unwanted_.push_back(input);
+  }
+  graph_.RecycleOperation(id);
+  retired.push_back(id);
+}
+
+void Residency::Kill(StorageId id) {
+  const Storage storage = graph_.storage(id);
+  Check(!storage.is_wanted() && storage.state != StorageState::kDead,
+        "only storages that are not wanted die, and once");
+  if (storage.state == StorageState::kEvicted) {
+    neighborhood_.OnNoLongerEvicted(id);
+  } else if (storage.state == StorageState::kResident) {
+    if (storage.outside) {
+      scalars_.stats.outside_bytes -= storage.bytes;
+    } else {
+      blocks_.Free(storage.block);
+    }
+    UpdateUse();
+    ReportGone(id);
+  }
+  if (storage.producer != kNone) graph_.MutableOutput(storage.output).storage = kNone;
+  graph_.RecycleStorage(id);
+  if (storage.has_recipe()) LoseLiveOutput(storage.producer);
+}
+
+void Residency::CollectUnwanted() {
+  while (!unwanted_.empty()) {
+    const StorageId id = unwanted_.back();
+    unwanted_.pop_back();
+    Kill(id);
+  }
+}
+
+// --- Running ---
+
+void Residency::TakeInPlace(StorageId input) {
+  Storage& storage = graph_.MutableStorage(input);
+  storage.block = kNone;
+  ++losses_;
+  if (storage.has_recipe()) {
+    storage.state = StorageState::kEvicted;
+    neighborhood_.OnEvicted(input);
+  } else {
+    storage.state = StorageState::kConsumed;
+  }
+}
+
+void Residency::CommitRun(OperationId id, std::span<const PlacedOutput> outputs) {
+  const bool recompute = graph_.operation(id).executed;
+  const double cost_seconds = graph_.operation(id).cost_seconds;
+  Stats& stats = scalars_.stats;
+  ++(recompute ? stats.recomputations : stats.operations);
+  (recompute ? stats.recompute_seconds : stats.compute_seconds) += cost_seconds;
+  scalars_.clock_seconds += cost_seconds;
+  const double now = scalars_.clock_seconds;
+
+  for (EdgeId e = graph_.operation(id).first_edge; e != kNone;
+       e = graph_.edge(e).next_in_operation) {
+    graph_.MutableStorage(graph_.edge(e).storage).last_access = now;
+  }
+  Emit({.kind = ActionKind::kRun,
+        .id = id,
+        .recompute = recompute,
+        .first_placement = static_cast<int32_t>(placements.size()),
+        .placement_count = static_cast<int32_t>(outputs.size())});
+  bool overwrote_source = false;
+  for (const PlacedOutput& placed : outputs) {
+    BlockId block = placed.block;
+    if (placed.in_place != kNone) {
+      block = graph_.storage(placed.in_place).block;
+      overwrote_source |= !graph_.storage(placed.in_place).has_recipe();
+      TakeInPlace(placed.in_place);
+    }
+    placements.push_back({.storage = placed.storage,
+                          .offset = block == kNone ? -1 : blocks_[block].offset,
+                          .in_place_input = placed.in_place_input});
+    if (placed.storage == kNone) continue;
+    if (recompute) neighborhood_.OnNoLongerEvicted(placed.storage);
+    Storage& storage = graph_.MutableStorage(placed.storage);
+    storage.state = StorageState::kResident;
+    storage.block = block;
+    storage.last_access = now;
+    if (block != kNone) blocks_.SetHolder(block, placed.storage);
+    if (storage.outside) stats.outside_bytes += storage.bytes;
+  }
+  UpdateUse();
+  for (const PlacedOutput& placed : outputs) {
+    if (placed.storage == kNone && placed.block != kNone) FreeScratch(placed.block);
+  }
+  if (recompute) {
+    SyncMarks();
+    return;
+  }
+
+  graph_.MutableOperation(id).executed = true;
+  if (overwrote_source) {
+    // The source cannot come back, so what was made from it must not need it.
+    for (const PlacedOutput& placed : outputs) {
+      if (placed.storage == kNone) continue;
+      Storage& storage = graph_.MutableStorage(placed.storage);
+      if (storage.has_recipe()) --graph_.MutableOperation(id).live_outputs;
+      storage.permanent = true;
+    }
+  }
+  const Operation& operation = graph_.operation(id);
+  if (!operation.recomputable || operation.live_outputs == 0) Retire(id);
+  CollectUnwanted();
+  SyncMarks();
+}
+
+}  // namespace coop

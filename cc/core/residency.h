@@ -1,0 +1,174 @@
+// What is in the pool, what is not, and the elementary changes between the two.
+//
+// Model: ties together the blocks, the graph and the evicted neighbourhood, and keeps the action
+// list, the logical clock and the statistics. Policies (evictor.h) read it and evict through it;
+// the engine places, runs and releases through it.
+//
+// Transactions: Begin starts recording and an empty action list; SyncMarks, called whenever the
+// state is consistent, says "this is the state after the actions so far". RollbackTo undoes.
+// Memory that goes while recording becomes an action, otherwise an entry of freed.
+//
+// Pins live only inside one transaction and are not recorded: `pins` are hard, `protects` are
+// inputs of operations that wait for others to be recomputed; they are respected only while
+// respect_protection is set.
+//
+// Invariants: those of engine.h. Thread rule: one thread at a time.
+// Complexity: O(edges of the storage) to evict or bring back; O(1) amortised to release.
+// Source: paper sections 3.1 to 3.3.
+#ifndef COOP_CORE_RESIDENCY_H_
+#define COOP_CORE_RESIDENCY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/block_list.h"
+#include "cc/core/engine.h"
+#include "cc/core/graph.h"
+#include "cc/core/neighborhood.h"
+#include "cc/core/types.h"
+
+namespace coop {
+
+class Residency {
+ public:
+  explicit Residency(const EngineOptions& options);
+
+  // --- Reading ---
+  [[nodiscard]] const EngineOptions& options() const { return options_; }
+  [[nodiscard]] const Graph& graph() const { return graph_; }
+  [[nodiscard]] const BlockList& blocks() const { return blocks_; }
+  [[nodiscard]] const Neighborhood& neighborhood() const { return neighborhood_; }
+  [[nodiscard]] const Stats& stats() const { return scalars_.stats; }
+  [[nodiscard]] double clock_seconds() const { return scalars_.clock_seconds; }
+
+  // Could be evicted, pins aside.
+  [[nodiscard]] bool IsEvictable(const Storage& storage) const {
+    return storage.state == StorageState::kResident && storage.has_recipe();
+  }
+  [[nodiscard]] bool IsEvictableNow(StorageId id) const {
+    const Hold& hold = holds_[static_cast<size_t>(id)];
+    return hold.pins == 0 && (hold.protects == 0 || !respect_protection_) &&
+           IsEvictable(graph_.storage(id));
+  }
+  [[nodiscard]] double ProjectedCost(StorageId id) const {
+    const Storage& storage = graph_.storage(id);
+    if (storage.evicted_neighbors == 0) return storage.cost_seconds;
+    return storage.cost_seconds + neighborhood_.CostAround(id);
+  }
+  // What evicting a resident storage costs, by the policy. Finite or infinite, never not-a-number.
+  [[nodiscard]] double Score(StorageId id) const;
+  // Bytes of the largest run of neighbours that are free or evictable now.
+  [[nodiscard]] int64_t LargestWindowBytes() const;
+  [[nodiscard]] int64_t EvictableBytesNow() const;
+  // Free bytes / pool bytes.
+  [[nodiscard]] double Fragmentation() const;
+
+  // --- Storages and operations ---
+  StorageId AddStorage(const Storage& storage);
+  OperationId AddOperation(std::span<const StorageId> inputs, std::span<const OutputSpec> outputs,
+                           double cost_seconds, bool recomputable);
+  void Retain(StorageId id) { ++graph_.MutableStorage(id).refs; }
+  void Release(StorageId id);
+  void MakePermanent(StorageId id);
+  void Forget(OperationId id);
+
+  // --- Memory ---
+  BlockId Take(BlockId free_block, int64_t bytes, Side side, int32_t holder);
+  BlockId TakeAt(int64_t offset, int64_t bytes, int32_t holder);
+  void FreeScratch(BlockId block);
+  void Reserve(BlockId free_block, int64_t bytes);
+  // Drops the memory of an evictable storage; returns the free block that contains its block.
+  BlockId Evict(StorageId id);
+  void CountAdopted(int64_t bytes, Side side);
+  [[nodiscard]] Side AdoptionSide() const;
+  void CountSearch(double fragmentation);
+  void CountSearchSeconds(double seconds) { scalars_.stats.search_seconds += seconds; }
+
+  // --- Running. The caller has placed the outputs in scratch blocks. ---
+  struct PlacedOutput {
+    OutputId output = kNone;
+    BlockId block = kNone;       // kNone: outside, or in place
+    StorageId storage = kNone;   // kNone: scratch
+    StorageId in_place = kNone;  // the input whose block it takes
+    int32_t in_place_input = kNone;
+  };
+  // Emits the kRun action and makes the books say that it was carried out.
+  void CommitRun(OperationId id, std::span<const PlacedOutput> outputs);
+
+  // --- Pins ---
+  void Pin(StorageId id, int32_t change) { HoldOf(id).pins += change; }
+  void Protect(StorageId id, int32_t change) { HoldOf(id).protects += change; }
+  [[nodiscard]] int32_t pins(StorageId id) const { return holds_[static_cast<size_t>(id)].pins; }
+  [[nodiscard]] int32_t protects(StorageId id) const {
+    return holds_[static_cast<size_t>(id)].protects;
+  }
+  void ClearPins() { holds_.assign(holds_.size(), {}); }
+  void set_respect_protection(bool respect) { respect_protection_ = respect; }
+
+  // --- Transactions ---
+  struct Scalars {
+    Stats stats;
+    double clock_seconds = 1.0;
+    int64_t adopted_left_bytes = 0;
+    int64_t adopted_right_bytes = 0;
+  };
+  struct MarkPoint {
+    BlockList::MarkPoint blocks;
+    Graph::MarkPoint graph;
+    Neighborhood::MarkPoint neighborhood;
+    Scalars scalars;
+    size_t actions = 0;
+    size_t placements = 0;
+    size_t retired = 0;
+  };
+  void Begin();
+  void Commit();
+  void SyncMarks();
+  [[nodiscard]] MarkPoint Mark() const;
+  void RollbackTo(const MarkPoint& mark);
+  size_t Abort(size_t actions_done);
+  // Changes whenever something that was resident may no longer be.
+  [[nodiscard]] int64_t losses() const { return losses_; }
+
+  std::vector<Action> actions;
+  std::vector<Placement> placements;
+  std::vector<StorageId> freed;
+  std::vector<OperationId> retired;
+
+  void Validate() const;
+  [[nodiscard]] uint64_t Fingerprint() const;
+
+ private:
+  struct Hold {
+    int32_t pins = 0;
+    int32_t protects = 0;
+  };
+
+  [[nodiscard]] Hold& HoldOf(StorageId id) { return holds_[static_cast<size_t>(id)]; }
+  void UpdateUse();
+  void Emit(const Action& action) { actions.push_back(action); }
+  void ReportGone(StorageId id);
+  BlockId MakeEvicted(StorageId id);
+  void TakeInPlace(StorageId input);
+  void LoseLiveOutput(OperationId id);
+  void Retire(OperationId id);
+  void Kill(StorageId id);
+  void CollectUnwanted();
+
+  EngineOptions options_;
+  BlockList blocks_;
+  Graph graph_;
+  Neighborhood neighborhood_;
+  Scalars scalars_;
+  std::vector<Hold> holds_;  // parallel to the storages
+  bool respect_protection_ = true;
+  bool recording_ = false;
+  int64_t losses_ = 0;
+  std::vector<StorageId> unwanted_;  // work list of CollectUnwanted
+  std::vector<MarkPoint> marks_;     // [n]: after n actions
+};
+
+}  // namespace coop
+
+#endif  // COOP_CORE_RESIDENCY_H_
