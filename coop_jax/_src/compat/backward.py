@@ -43,7 +43,7 @@ def install() -> None:
     """Wraps JAX's backward pass: once per process, at the first eager call."""
     global _machinery_references
     if _machinery_references == 0:
-        ad.fancy_transposes[_release_p] = _release
+        ad.primitive_transposes[_release_p] = _release
         _machinery_references = _measure_machinery_references()
         ad.backward_pass3 = _backward_pass
 
@@ -115,13 +115,14 @@ def _release_equation(anchor: Any, dead: Sequence[Any], near: Any) -> Any:
     )
 
 
-def _release(cotangents: Any, anchor: Any, *residuals: Any) -> None:
+def _release(cotangents: Any, anchor: Any, *residuals: Any) -> list[None]:
     del cotangents, anchor
     for residual in residuals:
         if type(residual) is EagerTracer:
-            session = residual._trace.session
-            if session is not None:
-                session.release_hint(residual.value)
+            session, value = residual._trace.session, residual.held_value
+            if session is not None and value is not None:
+                session.release_hint(value)
+    return [None] * (1 + len(residuals))
 
 
 class _Shape:

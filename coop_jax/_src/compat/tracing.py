@@ -74,12 +74,25 @@ class Session(Protocol):
 class EagerTracer(core.Tracer):  # type: ignore[misc]
     """Stands for one value of a session; behaves as the `jax.Array` it would be without one."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_held",)
 
-    def __init__(self, trace: EagerTrace, value: Any) -> None:
+    def __init__(self, trace: EagerTrace, held: Any) -> None:
         self._trace = trace
-        self.aval = value.aval
-        self.value = value
+        self.aval = held.aval
+        self._held = held  # a value, or a _Fill that nothing has read yet
+
+    @property
+    def value(self) -> Any:
+        """The session's value."""
+        if type(self._held) is _Fill:
+            fill = self._held
+            (self._held,) = self._trace.apply(fill.primitive, fill.operands, fill.params)
+        return self._held
+
+    @property
+    def held_value(self) -> Any:
+        """The session's value; None as long as the session has not been asked for one."""
+        return None if type(self._held) is _Fill else self._held
 
     def concrete(self) -> jax.Array:
         """The contents, brought back if need be."""
@@ -199,24 +212,30 @@ class EagerTrace(core.Trace):  # type: ignore[misc]
         return val if isinstance(val, core.Tracer) else core.eval_trace.stage_value(val)
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
-        """Runs `primitive` now."""
+        """Runs `primitive` now; an array of equal elements only when it is first read."""
+        if primitive is lax.broadcast_in_dim_p and _is_fill(tracers):
+            return EagerTracer(self, _Fill(primitive, tracers, params))
+        if primitive is lax.convert_element_type_p and self._keeps_type(tracers[0], params):
+            return tracers[0]
+        values = self.apply(primitive, tracers, params)
+        if primitive.multiple_results:
+            return [EagerTracer(self, value) for value in values]
+        (value,) = values
+        return EagerTracer(self, value)
+
+    def apply(self, primitive: Any, tracers: Any, params: Any) -> Sequence[Value]:
+        """Has the session run `primitive`."""
         session = self.session
         if session is None:
             raise RuntimeError("an eager coop_jax call has ended, and its trace was used again")
         if primitive.ref_primitive:
             raise NotImplementedError(_REFERENCE.format(primitive=primitive))
-        if primitive is lax.convert_element_type_p and self._keeps_type(tracers[0], params):
-            return tracers[0]
         operands = [
             t.value if type(t) is EagerTracer and t._trace is self else _concrete_operand(t)
             for t in tracers
         ]
         with core.set_current_trace(core.eval_trace):
-            values = session.apply(primitive, operands, params)
-        if primitive.multiple_results:
-            return [EagerTracer(self, value) for value in values]
-        (value,) = values
-        return EagerTracer(self, value)
+            return session.apply(primitive, operands, params)
 
     def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
         """Calls the function: a call is its body."""
@@ -258,6 +277,29 @@ class EagerTrace(core.Trace):  # type: ignore[misc]
     def _call(self, fun: Any, tracers: Any) -> Any:
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)
+
+
+class _Fill:
+    """The broadcast of a scalar that nothing has read yet.
+
+    JAX keeps such arrays as residuals that its transposition rules never read: the other branch of
+    a select, the zeros beside a concatenated tangent. One a layer would be held all through a step.
+    """
+
+    __slots__ = ("aval", "operands", "params", "primitive")
+
+    def __init__(self, primitive: Any, operands: Any, params: Any) -> None:
+        self.primitive = primitive
+        self.operands = operands
+        self.params = params
+        self.aval, _ = primitive.abstract_eval(*map(core.typeof, operands), **params)
+
+
+def _is_fill(operands: Any) -> bool:
+    if len(operands) != 1:
+        return False
+    aval = core.typeof(operands[0])
+    return aval.shape == () and isinstance(aval.dtype, np.dtype)
 
 
 def _concrete_operand(x: Any) -> Any:

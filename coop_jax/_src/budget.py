@@ -1,0 +1,95 @@
+"""Budgets as users write them: bytes, strings with units, fractions.
+
+A budget is an `int` (bytes), a `str` ("512MiB", "2GB": SI and IEC units are different things), a `float` in (0, 1] (a fraction of the program's own unbudgeted
+peak), or None (no cap). Everything is checked here, at the API's edge, before any tracing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+Budget = int | float | str | None
+
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Reads a number of bytes with its unit.
+
+    Args:
+      text: a number and a unit: B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), in any case. No unit means bytes.
+
+    Returns:
+      The number of bytes, rounded down.
+
+    Raises:
+      TypeError: `text` is not a string.
+      ValueError: it is not a number with one of these units, or not a positive number.
+
+    Example:
+      >>> parse_bytes("1.5GiB")
+      1610612736
+      >>> parse_bytes("2GB")
+      2000000000
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"expected a string such as '512MiB', got {type(text).__name__}")
+    match = _PATTERN.fullmatch(text)
+    if match is None or match[2].lower() not in ({""} | set(_UNITS)):
+        raise ValueError(
+            f"cannot read {text!r} as a number of bytes: write a number and one of the units B, KB, MB, GB, TB (powers of 1000) or KiB, MiB,"
+            " GiB, TiB (powers of 1024), for example '512MiB'"
+        )
+    count = float(match[1]) * _UNITS[match[2].lower() or "b"]
+    if not math.isfinite(count) or count > 2**62:
+        raise ValueError(f"{text!r} is more than any machine has")
+    if int(count) <= 0:
+        raise ValueError(f"a budget must be positive, got {text!r}")
+    return int(count)
+
+
+def check_budget(budget: Budget, *, fraction_allowed: bool = True) -> int | float | None:
+    """A budget as written by a user, checked: bytes (int), a fraction (float), or None for no cap.
+
+    Raises:
+      TypeError: neither int, float, str nor None.
+      ValueError: zero, negative, not finite, a fraction above 1 or not allowed here, an unknown unit.
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        return parse_bytes(budget)
+    if isinstance(budget, (bool, np.bool_)) or not isinstance(
+        budget, (int, float, np.integer, np.floating)
+    ):
+        raise TypeError(
+            f"budget must be bytes (int), a string such as '512MiB', a fraction in (0, 1] or None, got {type(budget).__name__}"
+        )
+    if isinstance(budget, (int, np.integer)):
+        if budget <= 0:
+            raise ValueError(f"budget must be positive, got {int(budget)} bytes")
+        return int(budget)
+    fraction = float(budget)
+    if not math.isfinite(fraction) or not 0 < fraction <= 1:
+        raise ValueError(
+            f"a budget given as a float is a fraction of the unbudgeted peak, in (0, 1]; got {fraction}. For bytes pass an int or a string such as '512MiB'."
+        )
+    if not fraction_allowed:
+        raise ValueError(
+            "a fraction needs a program to be a fraction of: give this budget in bytes, for example '512MiB'"
+        )
+    return fraction

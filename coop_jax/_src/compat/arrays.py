@@ -1,0 +1,112 @@
+"""Arrays over pool memory: what coop_jax needs of jaxlib's buffers, in one place.
+
+Known of both supported versions of JAX (0.10 to 0.12): a DLPack capsule imported with `copy=True`
+is on CPU a *mutable* view without a copy; donated to a compiled function it is where XLA writes the
+output; the capsule's deleter runs when the last user of that memory is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import array as _array
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jax._src import xla_bridge as _xla_bridge
+from jaxlib import _jax
+
+_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_BFLOAT16 = np.dtype(jax.numpy.bfloat16)
+
+
+def dlpack_type(dtype: Any) -> tuple[int, int] | None:
+    """The DLPack (type code, bits) of a dtype, None where views of it cannot be imported."""
+    if _dtypes.issubdtype(dtype, _dtypes.extended):
+        return None
+    dtype = np.dtype(dtype)
+    if dtype == _BFLOAT16:
+        return 4, 16
+    if dtype.kind not in _DLPACK_CODES or (dtype.kind == "b" and dtype.itemsize != 1):
+        return None
+    return _DLPACK_CODES[dtype.kind], 8 * dtype.itemsize
+
+
+def importer(device: jax.Device) -> Callable[[object], jax.Array]:
+    """A function from a DLPack capsule to an array on `device` that may be donated."""
+    load = _jax.dlpack_managed_tensor_to_buffer
+    copy = True if device.platform == "cpu" else None
+    return lambda capsule: load(capsule, device, None, copy)
+
+
+def disable_async_dispatch() -> None:
+    """Makes CPU operations run in order on the caller's thread, if the backend is not up yet."""
+    if not _xla_bridge.backends_are_initialized():
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def runs_synchronously(device: jax.Device) -> bool:
+    """Whether an operation is done when its call returns.
+
+    The flag is read when the CPU backend starts; coop_jax clears it on import. Where something else
+    had started the backend before, the flag may say less than the truth, so that is not trusted.
+    """
+    return device.platform == "cpu" and _flag_was_cleared_in_time
+
+
+def memory_limit(device: jax.Device) -> int | None:
+    """Bytes that the device's allocator may hand out, None where it does not say (CPU)."""
+    stats = device.memory_stats()
+    return None if not stats else stats.get("bytes_limit")
+
+
+def replace_buffer(target: jax.Array, source: jax.Array) -> None:
+    """Lets `target` (any holder of it) own the memory of `source`; its old memory is freed."""
+    target._replace_with(source)  # type: ignore[attr-defined]
+
+
+def with_aval(
+    value: jax.Array, *, weak_type: bool, committed: bool, shape: tuple[int, ...], dtype: Any
+) -> jax.Array:
+    """The same memory as a new array object with this weak type and commitment."""
+    if isinstance(value, jax.Array) and not isinstance(value, _array.ArrayImpl):
+        return value  # typed random keys: never weak
+    aval = _core.ShapedArray(shape, dtype, weak_type=weak_type)
+    return _array.ArrayImpl(  # type: ignore[no-any-return, no-untyped-call]
+        aval, value.sharding, [value], committed=committed, _skip_checks=True
+    )
+
+
+def is_committed(value: jax.Array) -> bool:
+    """Whether the array was placed on its device explicitly."""
+    return bool(value.committed) if hasattr(value, "committed") else False
+
+
+_backend_was_up = _xla_bridge.backends_are_initialized()
+disable_async_dispatch()
+_flag_was_cleared_in_time = not _backend_was_up or not bool(
+    jax.config._read("jax_cpu_enable_async_dispatch")
+)
+
+
+def address_of(value: jax.Array) -> int:
+    """The address of an array's memory on its device."""
+    return int(value.unsafe_buffer_pointer())
+
+
+def drop_numpy_view(value: jax.Array) -> bool:
+    """Lets go of the NumPy view that JAX caches in an array; False where the user holds it too.
+
+    XLA does not write over memory that a NumPy view shares: it copies instead.
+    """
+    view = getattr(value, "_npy_value", None)
+    if view is None:
+        return True
+    # Two references: the array's own and the local variable (plus getrefcount's argument).
+    if sys.getrefcount(view) > 3:
+        return False
+    value._npy_value = None  # type: ignore[attr-defined]
+    return True

@@ -1,0 +1,243 @@
+"""Reading jaxprs: equations, nested programs, source lines, structural keys.
+
+Everything that depends on how JAX spells its intermediate language lives here; the modules above
+see `Equation`s. Keys are structural: two traces of the same code give equal keys although no object
+in them is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info_util
+from jax._src.lax import lax as _lax
+from jax.extend import core as _jex
+
+Jaxpr = _core.Jaxpr
+ClosedJaxpr = _jex.ClosedJaxpr
+Literal = _jex.Literal
+Var = _jex.Var
+JaxprEqn = _jex.JaxprEqn
+Primitive = _jex.Primitive
+ShapedArray = _core.ShapedArray
+DropVar = _jex.DropVar
+Tracer = _core.Tracer
+
+# Calls whose body is simply run in place of the call, and the parameter that holds the body.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "eval_jaxpr": "jaxpr",
+}
+
+
+def call_body(primitive: Any, params: dict[str, Any]) -> tuple[Any, Sequence[Any]] | None:
+    """(jaxpr, values of its constants) of a call that may be run in place, None for others."""
+    name = _CALLS.get(primitive.name)
+    if name is None or name not in params:
+        return None
+    return open_closed(params[name])
+
+
+def open_closed(body: Any) -> tuple[Any, Sequence[Any]]:
+    """(jaxpr, constants) of a jaxpr that may hold its constants or not."""
+    return getattr(body, "jaxpr", body), getattr(body, "consts", ())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scan:
+    """The parts of a scan equation: operands are constants, carry, then stacked inputs."""
+
+    body: Any
+    constants: Sequence[Any]
+    length: int
+    reverse: bool
+    num_consts: int
+    num_carry: int
+
+
+def scan_parts(params: dict[str, Any]) -> Scan:
+    """Reads a scan's parameters, which are spelt differently from version to version."""
+    body, constants = open_closed(params["jaxpr"])
+    if "ft_in" in params:
+        num_consts, num_carry, _ = (len(list(group)) for group in params["ft_in"].unpack())
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    return Scan(body, constants, params["length"], params["reverse"], num_consts, num_carry)
+
+
+def nested_jaxprs(params: dict[str, Any]) -> Iterable[Any]:
+    """The open jaxprs that a parameter dictionary holds, directly or in tuples."""
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, (ClosedJaxpr, Jaxpr)):
+                yield open_closed(item)[0]
+
+
+def is_dropped(variable: Any) -> bool:
+    """Whether an output is never read."""
+    return isinstance(variable, DropVar)
+
+
+def bind(
+    primitive: Any, params: dict[str, Any], context: Any, operands: Sequence[Any]
+) -> list[Any]:
+    """Runs one equation under the current trace; always a list."""
+    subfuns_and_params = primitive.get_bind_params(params)
+    subfuns, bound = (
+        subfuns_and_params if isinstance(subfuns_and_params, tuple) else ((), subfuns_and_params)
+    )
+    with context.manager if context is not None else contextlib.nullcontext():
+        result = primitive.bind(*subfuns, *operands, **bound)
+    return list(result) if primitive.multiple_results else [result]
+
+
+def strong(value: Any) -> Any:
+    """The value without weak type, so that operations are compiled once, not per weakness."""
+    if getattr(value, "weak_type", False) or getattr(_core.typeof(value), "weak_type", False):
+        return _lax._convert_element_type(value, value.dtype, weak_type=False)
+    return value
+
+
+def current_context() -> Any:
+    """The equation context (matmul precision, key generator flags...) in force now."""
+    return _core.JaxprEqnContext()  # type: ignore[no-untyped-call]
+
+
+def abstract_eval(primitive: Any, avals: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Abstract results of a primitive; for a call those of its body."""
+    body = call_body(primitive, params)
+    if body is not None:
+        return [x.aval for x in body[0].outvars]
+    result, _ = primitive.abstract_eval(*avals, **params)
+    return list(result) if primitive.multiple_results else [result]
+
+
+def aval_of(value: Any) -> Any:
+    """Shape, dtype and weak type of an array, scalar or ShapeDtypeStruct."""
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return ShapedArray(value.shape, value.dtype, weak_type=getattr(value, "weak_type", False))
+    return _core.typeof(value)
+
+
+def source_of(info: Any) -> str:
+    """The user's "file:line (function)" of an equation, "" where none is known."""
+    frame = None if info is None else _source_info_util.user_frame(info.traceback)
+    return "" if frame is None else f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
+def name_stack_of(info: Any) -> str:
+    """The module path of an equation ("jvp(Cnn)/Conv_0")."""
+    return str(info.name_stack)
+
+
+def current_source() -> Any:
+    """The source information of the code that is running now."""
+    return _source_info_util.current()
+
+
+_SKIPPED = {  # parameters that do not change what an equation computes, and differ between traces
+    "jvp_jaxpr_fun",
+    "jvp",
+    "fwd",
+    "bwd",
+    "fwd_jaxpr_thunk",
+    "out_trees",
+    "name",
+    "debug_info",
+    "sharding",
+    "out_sharding",
+}
+
+
+def params_key(params: dict[str, Any]) -> Hashable:
+    """A hashable form of an equation's parameters; nested jaxprs by structure."""
+    return tuple((k, _key(v)) for k, v in sorted(params.items()) if k not in _SKIPPED)
+
+
+def literal_key(value: Any) -> Hashable:
+    """A hashable form of a literal: its bits, its dtype, its shape."""
+    array = np.asarray(value)
+    return str(array.dtype), array.shape, array.tobytes(), isinstance(value, (bool, int, float))
+
+
+def aval_key(aval: Any) -> Hashable:
+    """A hashable form of an abstract value; weak types are kept apart by `strong`, not here."""
+    return getattr(aval, "shape", None), str(getattr(aval, "dtype", aval))
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        jaxpr, constants = open_closed(value)
+        return _jaxpr_key(jaxpr), tuple(_key(c) for c in constants)
+    if isinstance(value, (tuple, list)):
+        return (type(value).__name__, *(_key(v) for v in value))
+    if isinstance(value, dict):
+        return tuple((str(k), _key(v)) for k, v in sorted(value.items(), key=lambda kv: str(kv[0])))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return literal_key(value)
+    if isinstance(value, jax.Array):
+        return _ById(value)
+    try:
+        hash(value)
+    except TypeError:
+        return _ById(value)
+    return type(value), value
+
+
+class _ById:
+    """Equal only to itself; keeps its value alive so that the identity stays unique."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.value is self.value
+
+
+def _jaxpr_key(jaxpr: Any) -> Hashable:
+    numbers: dict[Any, int] = {}
+
+    def atom(x: Any) -> Hashable:
+        if isinstance(x, Literal):
+            return literal_key(x.val), aval_key(x.aval)
+        return numbers.setdefault(x, len(numbers))
+
+    heads = tuple((atom(v), aval_key(v.aval)) for v in (*jaxpr.constvars, *jaxpr.invars))
+    body = tuple(
+        (
+            e.primitive,
+            params_key(e.params),
+            e.ctx,
+            tuple(atom(x) for x in e.invars),
+            tuple(atom(v) for v in e.outvars),
+        )
+        for e in jaxpr.eqns
+    )
+    return heads, body, tuple(atom(x) for x in jaxpr.outvars)
+
+
+def trace(
+    flat_function: Callable[..., Sequence[Any]], avals: Sequence[Any]
+) -> tuple[Any, Sequence[Any]]:
+    """Traces a function of leaves to (jaxpr, constants)."""
+    return open_closed(jax.make_jaxpr(flat_function)(*avals))

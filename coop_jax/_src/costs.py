@@ -1,0 +1,97 @@
+"""What an operation costs: a roofline estimate, the same on every run and every machine.
+
+cost = launch + max(FLOPs / peak FLOP rate, bytes / memory bandwidth), from shapes and dtypes only.
+Decisions must not depend on a noisy clock, so plans use these numbers; measured times go into the
+statistics. The profile's rates matter only as ratios of each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from coop_jax._src.compat import jaxprs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """Rates of a device.
+
+    Attributes:
+      name: for people.
+      flops_per_second: of dense matrix work in float32.
+      bytes_per_second: memory bandwidth.
+      launch_seconds: fixed cost of one operation.
+    """
+
+    name: str
+    flops_per_second: float
+    bytes_per_second: float
+    launch_seconds: float
+
+    @property
+    def expensive_seconds_per_byte(self) -> float:
+        """Cost density from which an operation counts as expensive (the paper's class C1).
+
+        Elementwise work reads one to three operands and writes one: at most about four passes over
+        its output. The paper's table 1 has 4 to 5 us/MB for it and 33 to 89 for matrix work.
+        """
+        return 6.0 / self.bytes_per_second
+
+
+CPU = DeviceProfile("cpu", flops_per_second=6e10, bytes_per_second=1.2e10, launch_seconds=5e-6)
+GPU = DeviceProfile("gpu", flops_per_second=1.5e13, bytes_per_second=1.5e12, launch_seconds=5e-6)
+
+
+def profile_for(platform: str) -> DeviceProfile:
+    """The profile used for planning on a platform ("cpu", "gpu")."""
+    return CPU if platform == "cpu" else GPU
+
+
+def nbytes(aval: Any) -> int:
+    """Bytes of a value of this shape and dtype."""
+    return math.prod(aval.shape) * max(1, getattr(aval.dtype, "itemsize", 1))
+
+
+_TRANSCENDENTAL = frozenset(
+    "exp exp2 log log1p expm1 tanh sin cos tan logistic erf erfc erf_inv pow sqrt rsqrt cbrt lgamma"
+    " digamma atan2 asin acos atan sinh cosh asinh acosh atanh random_bits threefry2x32".split()
+)
+
+
+def flops(primitive: Any, params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> float:
+    """Floating-point operations of one equation, to the accuracy that planning needs."""
+    name = primitive.name
+    out_size = float(sum(math.prod(a.shape) for a in outs))
+    if name == "dot_general":
+        (lhs_contract, _), _ = params["dimension_numbers"]
+        return 2.0 * out_size * math.prod(ins[0].shape[d] for d in lhs_contract)
+    if name == "conv_general_dilated":
+        kernel = ins[1].shape
+        out_features = kernel[params["dimension_numbers"].rhs_spec[0]]
+        return 2.0 * out_size * math.prod(kernel) / max(1, out_features)
+    in_size = float(sum(math.prod(a.shape) for a in ins))
+    if name in ("sort", "top_k", "argsort"):
+        return in_size * max(1.0, math.log2(max(2.0, in_size))) * 4
+    if name == "fft":
+        return 5.0 * in_size * max(1.0, math.log2(max(2.0, in_size)))
+    if name in ("cholesky", "lu", "qr", "eigh", "svd", "triangular_solve", "eig", "geqrf"):
+        return 4.0 * in_size * max((a.shape[-1] for a in ins if a.shape), default=1)
+    if name == "reduce_window_sum" or name.startswith("reduce_window"):
+        return out_size * math.prod(params.get("window_dimensions", (1,)))
+    nested = sum(
+        flops(e.primitive, e.params, [x.aval for x in e.invars], [v.aval for v in e.outvars])
+        for jaxpr in jaxprs.nested_jaxprs(params)
+        for e in jaxpr.eqns
+    )
+    trips = float(params.get("length", 1) or 1)
+    return max(in_size, out_size) * (12.0 if name in _TRANSCENDENTAL else 1.0) + nested * trips
+
+
+def cost_seconds(profile: DeviceProfile, work: float, moved_bytes: float) -> float:
+    """Roofline seconds of an operation of `work` FLOPs that moves `moved_bytes`."""
+    return profile.launch_seconds + max(
+        work / profile.flops_per_second, moved_bytes / profile.bytes_per_second
+    )

@@ -1,0 +1,220 @@
+"""`coop_jax.remat_eager`: the front end that runs plain Python, operation by operation.
+
+The decorated function is ordinary Python: it may branch on values, loop, change shapes, call
+`jax.grad`. Every primitive runs as it is called, in the pool; what is evicted comes back when it is
+read. What the engine knows is the past alone, so plans are made as the program goes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+
+from coop_jax._src import budget as budgets
+from coop_jax._src import kernels, planning, policies
+from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import eager as _scope
+from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.program import DynamicControlFlow, build_program
+from coop_jax._src.runtime import Runtime, current_runtime
+from coop_jax._src.session import Session
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def remat_eager(fn: Callable[P, R], /) -> EagerFunction[P, R]: ...
+@overload
+def remat_eager(
+    fn: Callable[P, R],
+    /,
+    *,
+    budget: int | float | str | None = None,
+    policy: str | policies.Policy = "coop",
+    device: jax.Device | None = None,
+    runtime: Runtime | None = None,
+) -> EagerFunction[P, R]: ...
+@overload
+def remat_eager(
+    fn: None = None,
+    /,
+    *,
+    budget: int | float | str | None = None,
+    policy: str | policies.Policy = "coop",
+    device: jax.Device | None = None,
+    runtime: Runtime | None = None,
+) -> Callable[[Callable[P, R]], EagerFunction[P, R]]: ...
+def remat_eager(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    budget: int | float | str | None = None,
+    policy: str | policies.Policy = "coop",
+    device: jax.Device | None = None,
+    runtime: Runtime | None = None,
+) -> Any:
+    """Runs a function eagerly under a hard memory budget; Python control flow works on values.
+
+    Args:
+      fn: a function of pytrees of arrays. It may use `if x > 3:`, `int(n)`, loops, `jax.grad`.
+      budget: bytes (int), a string such as "512MiB", a fraction in (0, 1] of what the function
+        needs without a budget (only for functions that JAX can trace, that is, whose control flow
+        does not depend on values), or None for no cap.
+      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      device: the device to run on; the default device if None.
+      runtime: a `Runtime` to share; inside `with Runtime(...)` that one is used.
+
+    Returns:
+      A function of the same arguments and results. Without `fn`, a decorator.
+
+    Raises:
+      TypeError, ValueError: arguments that make no sense.
+
+    Example:
+      >>> import coop_jax, jax, jax.numpy as jnp
+      >>> @coop_jax.remat_eager(budget="1MiB")
+      ... def step(w, x):
+      ...     def loss(w):
+      ...         h = x
+      ...         while h.std() > 0.1:
+      ...             h = jnp.tanh(h @ w)
+      ...         return (h**2).mean()
+      ...     return jax.value_and_grad(loss)(w)
+      >>> value, grad = step(0.1 * jnp.eye(8), jnp.arange(32.0).reshape(4, 8))
+      >>> grad.shape
+      (8, 8)
+    """
+    checked = budgets.check_budget(budget)
+    resolved = policies.resolve_policy(policy)
+
+    def decorate(function: Callable[P, R]) -> EagerFunction[P, R]:
+        return EagerFunction(function, checked, resolved, device, runtime)
+
+    return decorate if fn is None else decorate(fn)
+
+
+class EagerFunction(Generic[P, R]):
+    """A function that runs eagerly under a budget; made by `remat_eager`."""
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        budget: int | float | None,
+        policy: policies.Policy,
+        device: jax.Device | None,
+        runtime: Runtime | None,
+    ):
+        functools.update_wrapper(self, fn, updated=())
+        self._fn = fn
+        self._budget = budget
+        self._policy = policy
+        self._device = device
+        self._runtime = runtime
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime the function runs in.
+
+        Raises:
+          RuntimeError: before the first call.
+        """
+        if self._runtime is None:
+            raise RuntimeError("the runtime is made by the first call of this function")
+        return self._runtime
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the function; results are ordinary arrays that live in the pool.
+
+        Raises:
+          BudgetExceededError: an operation does not fit. The runtime and the arguments still work.
+          TypeError: the call comes from inside another JAX transformation.
+        """
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        if (
+            any(isinstance(x, jaxprs.Tracer) for x in leaves)
+            or not _scope.current_trace_is_concrete()
+        ):
+            raise TypeError(
+                "coop_jax.remat_eager was called inside a JAX transformation: call it at the top"
+                " level, with jax.grad, vmap or jit inside the decorated function"
+            )
+        for leaf in leaves:
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise RuntimeError(
+                    f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
+                    " call, or delete() was called on it"
+                )
+        runtime = self._runtime or self._make_runtime(leaves, tree)
+        with runtime.exclusive(), DeferredInterrupts():
+            return self._run(runtime, leaves, tree)
+
+    def _run(self, runtime: Runtime, leaves: list[Any], tree: Any) -> R:
+        session = Session(runtime)
+        committed = any(arrays.is_committed(x) for x in leaves if isinstance(x, jax.Array))
+        try:
+            with _scope.eager_scope(session) as trace:
+                wrapped = [trace.wrap(session.value_of(x)) if _is_array(x) else x for x in leaves]
+                args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
+                del wrapped
+                result = self._fn(*args, **kwargs)
+                del args, kwargs
+                flat, out_tree = jax.tree_util.tree_flatten(result)
+                del result
+                values = [trace.value_of(x) for x in flat]
+            taken = iter(session.take([v for v in values if v is not None]))
+            avals = [v.aval if v is not None else None for v in values]
+            out = [
+                x
+                if v is None
+                else arrays.with_aval(
+                    next(taken),
+                    weak_type=getattr(aval, "weak_type", False),
+                    committed=committed,
+                    shape=aval.shape,
+                    dtype=aval.dtype,
+                )
+                for x, v, aval in zip(flat, values, avals, strict=True)
+            ]
+            del values, flat, taken
+        finally:
+            session.close()
+        return jax.tree_util.tree_unflatten(out_tree, out)  # type: ignore[no-any-return]
+
+    def _make_runtime(self, leaves: list[Any], tree: Any) -> Runtime:
+        budget = self._budget
+        if budget is None and (shared := current_runtime()) is not None:
+            self._runtime = shared
+            return shared
+        if isinstance(budget, float):
+            budget = max(1, int(budget * self._unbudgeted_peak(leaves, tree)))
+        self._runtime = Runtime(budget, self._policy, self._device)
+        return self._runtime
+
+    def _unbudgeted_peak(self, leaves: list[Any], tree: Any) -> int:
+        """Bytes that the function needs, from tracing it."""
+
+        def flat(*flat_leaves: Any) -> list[Any]:
+            args, kwargs = jax.tree_util.tree_unflatten(tree, flat_leaves)
+            return jax.tree_util.tree_leaves(self._fn(*args, **kwargs))
+
+        runtime = Runtime(None, self._policy, self._device)
+        try:
+            jaxpr, constants = jaxprs.trace(flat, leaves)
+            cache = kernels.cache_for(runtime.device)
+            program = build_program(jaxpr, constants, (False,) * len(leaves), cache)
+        except (DynamicControlFlow, jax.errors.ConcretizationTypeError) as error:
+            raise ValueError(
+                "a budget that is a fraction needs a program that is known ahead, and the control"
+                " flow of this function depends on values. Give the budget in bytes, for example"
+                " half of runtime.stats().peak_bytes after a call with budget=None."
+            ) from error
+        engine_program = planning.core_program(program, program.donated)
+        return planning.unbudgeted_peak(program, engine_program, runtime._settings, 0)
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")

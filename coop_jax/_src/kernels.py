@@ -1,0 +1,347 @@
+"""Operations as compiled code: a kernel is a group of equations, keyed by structure.
+
+A `Kernel` is what an operation computes; an `Executable` is one way to run it: which outputs XLA
+writes into pool slots, which ones over an input, which ones wherever it likes. Slots come in as
+donated, unused placeholder arguments; XLA pairs a donated argument with an output of its shape and
+dtype, first with first, so the outputs are ordered: slots, then in-place ones, then the rest.
+
+Invariants: equal keys compute equal bits; an executable is compiled once per process and device.
+Thread rule: the cache may be used from several threads; compilation is serialised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from coop_jax._src import costs, primitives
+from coop_jax._src.compat import arrays, ffi, jaxprs
+
+OUTSIDE = -2  # XLA allocates the output
+SLOT = -1  # the output is written into a slot of the pool; >= 0: over this operand
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Equation:
+    """One primitive inside a kernel. Operands are kernel-local numbers or literals."""
+
+    primitive: Any
+    params: dict[str, Any]
+    context: Any
+    operands: tuple[int | LiteralValue, ...]
+    results: tuple[int, ...]
+    out_avals: tuple[Any, ...]
+    effects: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LiteralValue:
+    """A constant scalar inside a program, as JAX keeps it in its equations."""
+
+    value: Any
+    aval: Any
+
+
+class Kernel:
+    """What an operation computes, of operands without repetition and without literals.
+
+    Attributes:
+      key: structural identity.
+      in_avals, out_avals: abstract values of operands and results.
+      cost_seconds: roofline estimate.
+      recomputable: whether it may be replayed.
+      in_place_operands: operands that an output of the same shape and dtype may overwrite.
+      label: primitive names, for messages.
+    """
+
+    __slots__ = (
+        "_equations",
+        "_outputs",
+        "_executables",
+        "cost_seconds",
+        "flops",
+        "in_avals",
+        "in_place_operands",
+        "key",
+        "label",
+        "out_avals",
+        "recomputable",
+    )
+
+    def __init__(
+        self,
+        key: Hashable,
+        equations: Sequence[Equation],
+        outputs: Sequence[int],
+        in_avals: Sequence[Any],
+        out_avals: Sequence[Any],
+        profile: costs.DeviceProfile,
+    ):
+        self.key = key
+        self._equations = tuple(equations)
+        self._outputs = tuple(outputs)
+        self.in_avals = tuple(in_avals)
+        self.out_avals = tuple(out_avals)
+        self.recomputable = all(
+            primitives.is_recomputable(e.primitive, e.params, e.effects) for e in equations
+        )
+        names = list(dict.fromkeys(e.primitive.name for e in equations))
+        self.label = "+".join(names[:3]) + ("+..." if len(names) > 3 else "")
+        self.in_place_operands = self._find_in_place()
+        self.flops = self._count_flops()
+        moved = sum(map(costs.nbytes, self.in_avals)) + sum(map(costs.nbytes, self.out_avals))
+        self.cost_seconds = costs.cost_seconds(profile, self.flops, moved)
+        self._executables: dict[tuple[int, ...], Executable] = {}
+
+    def _find_in_place(self) -> tuple[int, ...]:
+        if len(self._equations) != 1 or len(self.out_avals) != 1:
+            return ()
+        name, operands = self._equations[0].primitive.name, self._equations[0].operands
+        if name in primitives.ELEMENTWISE:
+            candidates = [x for x in operands if isinstance(x, int)]
+        elif name in primitives.UPDATES and isinstance(operands[0], int):
+            candidates = [operands[0]] if list(operands).count(operands[0]) == 1 else []
+        else:
+            return ()
+        out = self.out_avals[0]
+        same = [
+            x
+            for x in candidates
+            if self.in_avals[x].shape == out.shape and self.in_avals[x].dtype == out.dtype
+        ]
+        return tuple(dict.fromkeys(same))
+
+    def _count_flops(self) -> float:
+        avals: dict[int, Any] = dict(enumerate(self.in_avals))
+        total = 0.0
+        for e in self._equations:
+            ins = [avals[x] if isinstance(x, int) else x.aval for x in e.operands]
+            avals.update(zip(e.results, e.out_avals, strict=True))
+            total += costs.flops(e.primitive, e.params, ins, e.out_avals)
+        return total
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Computes the kernel with JAX, under whatever trace is current."""
+        values: dict[int, Any] = dict(enumerate(operands))
+        for e in self._equations:
+            ins = [values[x] if isinstance(x, int) else x.value for x in e.operands]
+            results = jaxprs.bind(e.primitive, e.params, e.context, ins)
+            values.update(zip(e.results, results, strict=True))
+        return [jaxprs.strong(values[number]) for number in self._outputs]
+
+    def executable(
+        self, modes: tuple[int, ...], device: jax.Device, cache: KernelCache
+    ) -> Executable:
+        """The compiled form with these output modes (OUTSIDE, SLOT or an operand's number)."""
+        found = self._executables.get(modes)
+        if found is None:
+            with cache.lock:
+                found = self._executables.get(modes)
+                if found is None:
+                    found = Executable(self, modes, device)
+                    cache.compilations += 1
+                    self._executables[modes] = found
+        return found
+
+
+class Executable:
+    """One compiled way to run a kernel on one device.
+
+    Attributes:
+      call: `call(*slots, *operands)` returns outputs in the order of `order`.
+      order: result numbers in the order in which `call` returns them.
+      slot_results: results that go into slots, in the order of the slot arguments.
+      workspace_bytes: temporary memory XLA allocates while it runs, including outputs that XLA
+        would not write where it was told.
+      places_outputs: whether XLA writes slots and in-place outputs where it was told. From the
+        compiler's aliasing at first, corrected by the addresses seen in the first run.
+    """
+
+    __slots__ = (
+        "call",
+        "checked",
+        "kernel",
+        "modes",
+        "order",
+        "places_outputs",
+        "slot_results",
+        "workspace_bytes",
+    )
+
+    def __init__(self, kernel: Kernel, modes: tuple[int, ...], device: jax.Device):
+        self.kernel = kernel
+        self.modes = modes
+        slot_results = [k for k, mode in enumerate(modes) if mode == SLOT]
+        in_place = sorted((mode, k) for k, mode in enumerate(modes) if mode >= 0)
+        outside = [k for k, mode in enumerate(modes) if mode == OUTSIDE]
+        self.slot_results = tuple(slot_results)
+        self.order = (*slot_results, *(k for _, k in in_place), *outside)
+        slots = len(slot_results)
+        order = self.order
+
+        def run(*arguments: Any) -> list[Any]:
+            results = kernel(*arguments[slots:])
+            return [results[k] for k in order]
+
+        donated = (*range(slots), *(slots + operand for operand, _ in in_place))
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        jitted = jax.jit(run, donate_argnums=donated, keep_unused=True, in_shardings=sharding)
+        specs = [_spec(kernel.out_avals[k]) for k in slot_results] + [
+            _spec(aval) for aval in kernel.in_avals
+        ]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            memory = jitted.lower(*specs).compile().memory_analysis()
+        self.call: Callable[..., Sequence[jax.Array]] = jitted
+        placed = sum(costs.nbytes(kernel.out_avals[k]) for k in order[: len(donated)])
+        aliased = int(getattr(memory, "alias_size_in_bytes", placed))
+        self.workspace_bytes = int(getattr(memory, "temp_size_in_bytes", 0)) + max(
+            0, placed - aliased
+        )
+        self.places_outputs = aliased >= placed
+        self.checked = False
+
+
+def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+class KernelCache:
+    """Kernels of one device by structural key. Process-wide, as JAX's own compilation caches are."""
+
+    def __init__(self, device: jax.Device):
+        self.device = device
+        self.profile = costs.profile_for(device.platform)
+        self.lock = threading.RLock()
+        self.compilations = 0
+        self.prepared: dict[Hashable, Any] = {}  # the session's, bounded by it
+        self._kernels: dict[Hashable, Kernel] = {}
+
+    def kernel(
+        self,
+        equations: Sequence[Equation],
+        outputs: Sequence[int],
+        in_avals: Sequence[Any],
+        out_avals: Sequence[Any],
+    ) -> Kernel:
+        """The kernel of these equations, made on first sight of their structure."""
+        key = (
+            tuple(
+                (
+                    e.primitive,
+                    jaxprs.params_key(e.params),
+                    e.context,
+                    tuple(
+                        x
+                        if isinstance(x, int)
+                        else (jaxprs.literal_key(x.value), str(x.aval.dtype))
+                        for x in e.operands
+                    ),
+                    e.results,
+                )
+                for e in equations
+            ),
+            tuple(outputs),
+            tuple(map(jaxprs.aval_key, in_avals)),
+        )
+        found = self._kernels.get(key)
+        if found is None:
+            with self.lock:
+                found = self._kernels.setdefault(
+                    key, Kernel(key, equations, outputs, in_avals, out_avals, self.profile)
+                )
+        return found
+
+    def from_function(self, function: Callable[..., Any], in_avals: Sequence[Any]) -> Kernel:
+        """A kernel of a small JAX function of arrays, for operations that no equation names."""
+        jaxpr, constants = jaxprs.trace(lambda *xs: [function(*xs)], [_spec(a) for a in in_avals])
+        builder = KernelBuilder(in_avals)
+        outputs = builder.inline(jaxpr, constants, list(range(len(in_avals))))
+        numbers = [x for x in outputs if isinstance(x, int)]
+        return self.kernel(builder.equations, numbers, in_avals, [v.aval for v in jaxpr.outvars])
+
+
+class KernelBuilder:
+    """Collects equations of a group, calls inlined, into kernel-local numbers."""
+
+    def __init__(self, in_avals: Sequence[Any]):
+        self.equations: list[Equation] = []
+        self._next = len(in_avals)
+
+    def add(
+        self,
+        primitive: Any,
+        params: dict[str, Any],
+        context: Any,
+        effects: Any,
+        out_avals: Sequence[Any],
+        operands: Sequence[int | LiteralValue],
+        results: Sequence[int],
+    ) -> None:
+        """Adds one equation with operands and results in kernel-local numbers."""
+        self.equations.append(
+            Equation(
+                primitive,
+                params,
+                context,
+                tuple(operands),
+                tuple(results),
+                tuple(out_avals),
+                effects,
+            )
+        )
+
+    def inline(
+        self, jaxpr: Any, constants: Sequence[Any], operands: Sequence[int | LiteralValue]
+    ) -> list[int | LiteralValue]:
+        """Adds the equations of a jaxpr; returns what its outputs are."""
+        env: dict[Any, int | LiteralValue] = {}
+        for var, constant in zip(jaxpr.constvars, constants, strict=True):
+            env[var] = LiteralValue(constant, var.aval)
+        env.update(zip(jaxpr.invars, operands, strict=True))
+
+        def read(atom: Any) -> int | LiteralValue:
+            if isinstance(atom, jaxprs.Literal):
+                return LiteralValue(atom.val, atom.aval)
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            ins = [read(x) for x in eqn.invars]
+            body = jaxprs.call_body(eqn.primitive, eqn.params)
+            if body is not None:
+                results = self.inline(body[0], body[1], ins)
+            else:
+                results = [*range(self._next, self._next + len(eqn.outvars))]
+                self._next += len(results)
+                avals = [v.aval for v in eqn.outvars]
+                numbers = [n for n in results if isinstance(n, int)]
+                self.add(eqn.primitive, eqn.params, eqn.ctx, eqn.effects, avals, ins, numbers)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(x) for x in jaxpr.outvars]
+
+
+_caches: dict[jax.Device, KernelCache] = {}
+_caches_lock = threading.Lock()
+
+
+def cache_for(device: jax.Device) -> KernelCache:
+    """The kernel cache of a device."""
+    with _caches_lock:
+        if device not in _caches:
+            _caches[device] = KernelCache(device)
+        return _caches[device]
+
+
+def copy_into(slot: jax.Array, source: jax.Array) -> jax.Array:
+    """Copies an array into a slot of its size and dtype; the result lies in the slot's memory."""
+    return ffi.copy_into(slot, source)
+
+
+def same_place(result: jax.Array, address: int) -> bool:
+    """Whether an array's memory begins at this address."""
+    return arrays.address_of(result) == address

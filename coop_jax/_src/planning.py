@@ -1,0 +1,201 @@
+"""From a program to a plan: what the engine decides for one budget and one state of the pool.
+
+A plan is data: the engine's ordered actions, made before anything runs. This module knows the
+engine and programs, not arrays or executables, so that simulation can share it.
+
+The budget is divided so that it can never be exceeded:
+  budget = pool blocks + reservation,
+  reservation = inputs and constants outside the pool + all small values + the largest workspace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from coop_jax import _core
+from coop_jax._src import costs
+from coop_jax._src.program import Program
+
+UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
+
+OUTSIDE, FOREIGN, ADOPT = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Residency:
+    """Where the inputs lie when a call begins.
+
+    Attributes:
+      where: for each input OUTSIDE, FOREIGN (in the pool) or ADOPT (to be copied into it).
+      offsets: for each FOREIGN input its offset, -1 for others.
+      donated: for each input whether its memory may be reused in this call.
+      others: (offset, bytes) of blocks of the pool that are no inputs.
+    """
+
+    where: tuple[int, ...]
+    offsets: tuple[int, ...]
+    donated: tuple[bool, ...]
+    others: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What a plan depends on besides program and residency."""
+
+    policy: _core.Policy
+    alignment_bytes: int
+    profile: costs.DeviceProfile
+
+
+def first_residency(program: Program) -> Residency:
+    """The residency of a first call: donated inputs move into an empty pool."""
+    where = tuple(
+        ADOPT if donated and not program.storages[program.values[v].storage].outside else OUTSIDE
+        for v, donated in zip(program.inputs, program.donated, strict=True)
+    )
+    return Residency(where, (-1,) * len(where), tuple(program.donated), ())
+
+
+def outside_bytes(program: Program, residency: Residency) -> int:
+    """Bytes that the call holds outside the pool: inputs, constants, small values."""
+    inputs = {}
+    for value, where in zip(program.inputs, residency.where, strict=True):
+        storage = program.values[value].storage
+        inputs[storage] = program.storages[storage].nbytes if where == OUTSIDE else 0
+    total = sum(inputs.values())
+    for number, storage_record in enumerate(program.storages):
+        if storage_record.outside and number not in inputs:
+            total += -(-storage_record.nbytes // 64) * 64
+    return total
+
+
+def core_program(program: Program, donated: Sequence[bool]) -> _core.Program:
+    """The engine's view of a program: sizes, costs, uses."""
+    in_begin, ins, out_begin, outs, in_place = [0], [], [0], [], []
+    release_begin, releases = [0], []
+    for op, released in zip(program.operations, program.releases, strict=True):
+        ins += [program.values[v].storage for v in op.operands]
+        outs += [program.values[v].storage for v in op.results]
+        in_place += op.in_place
+        releases += released
+        in_begin.append(len(ins))
+        out_begin.append(len(outs))
+        release_begin.append(len(releases))
+    return _core.Program(
+        storage_bytes=[s.nbytes for s in program.storages],
+        storage_outside=[s.outside for s in program.storages],
+        input_storages=[program.values[v].storage for v in program.inputs]
+        + [program.values[v].storage for v, _ in program.constants],
+        input_donated=[*donated, *[False] * len(program.constants)],
+        op_input_begin=in_begin,
+        op_inputs=ins,
+        op_output_begin=out_begin,
+        op_outputs=outs,
+        op_in_place=in_place,
+        op_cost_seconds=[op.kernel.cost_seconds for op in program.operations],
+        op_recomputable=[op.kernel.recomputable for op in program.operations],
+        release_begin=release_begin,
+        releases=releases,
+        outputs=[program.values[v].storage for v in program.outputs],
+    )
+
+
+def make_plan(
+    program: Program,
+    engine_program: _core.Program,
+    residency: Residency,
+    settings: PlanSettings,
+    *,
+    capacity_bytes: int,
+    reserve_bytes: int,
+) -> _core.Plan:
+    """Plans a call.
+
+    Outputs are kept once computed (evicting them only to recompute them at the end costs more than
+    it gives); where that does not fit, they may be evicted like anything else.
+    """
+    constants = len(program.constants)
+    for pin_early in (True, False):
+        plan = _core.make_plan(
+            engine_program,
+            capacity_bytes=capacity_bytes,
+            alignment_bytes=settings.alignment_bytes,
+            policy=settings.policy,
+            expensive_seconds_per_byte=settings.profile.expensive_seconds_per_byte,
+            input_where=[*residency.where, *[OUTSIDE] * constants],
+            input_offsets=[*residency.offsets, *[-1] * constants],
+            foreign=residency.others,
+            reserve_bytes=reserve_bytes,
+            pin_outputs_early=pin_early,
+            timed=True,
+        )
+        if plan.feasible:
+            break
+    return plan
+
+
+def unbudgeted_peak(
+    program: Program, engine_program: _core.Program, settings: PlanSettings, workspace_bytes: int
+) -> int:
+    """Bytes that the program needs at its peak when nothing is evicted, everything counted."""
+    residency = first_residency(program)
+    plan = make_plan(
+        program,
+        engine_program,
+        residency,
+        settings,
+        capacity_bytes=UNLIMITED_BYTES,
+        reserve_bytes=0,
+    )
+    # The engine counts small values when they are alive, the reservation counts them all.
+    small = outside_bytes(program, residency)
+    return int(plan.peak_bytes) + small + workspace_bytes - _outside_inputs(program, residency)
+
+
+def _outside_inputs(program: Program, residency: Residency) -> int:
+    storages: dict[int, int] = {}
+    for value, where in zip(program.inputs, residency.where, strict=True):
+        storage = program.values[value].storage
+        storages[storage] = program.storages[storage].nbytes if where == OUTSIDE else 0
+    for value, _ in program.constants:
+        storage = program.values[value].storage
+        storages[storage] = program.storages[storage].nbytes
+    return sum(storages.values())
+
+
+def smallest_budget(
+    program: Program,
+    engine_program: _core.Program,
+    residency: Residency,
+    settings: PlanSettings,
+    reserve_bytes: int,
+    known_infeasible: int,
+) -> int | None:
+    """The least budget, to 1%, at which the call would fit; found by planning, nothing runs."""
+
+    def feasible(budget: int) -> bool:
+        return bool(
+            make_plan(
+                program,
+                engine_program,
+                residency,
+                settings,
+                capacity_bytes=budget,
+                reserve_bytes=reserve_bytes,
+            ).feasible
+        )
+
+    high = max(1, known_infeasible)
+    while not feasible(high):
+        high *= 2
+        if high > UNLIMITED_BYTES:
+            return None
+    low = high // 2
+    while high - low > max(settings.alignment_bytes, high // 100):
+        middle = (low + high) // 2
+        if feasible(middle):
+            high = middle
+        else:
+            low = middle
+    return high

@@ -1,0 +1,114 @@
+"""What coop_jax knows of JAX's primitives, by name.
+
+One table for both front ends: which equations are views, which are worth an operation of their own,
+which may write their output over an input, which must never run twice, which cannot run here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coop_jax._src.compat import jaxprs
+
+# Super-linear work: a nested call that holds one of these is taken apart, so that its parts can be
+# kept or recomputed one by one.
+HEAVY = frozenset(
+    "dot_general ragged_dot ragged_dot_general conv_general_dilated cholesky lu qr eigh eig svd schur"
+    " hessenberg triangular_solve tridiagonal tridiagonal_solve householder_product geqrf fft"
+    " custom_linear_solve pallas_call ffi_call".split()
+)
+CONTROL_FLOW = frozenset(("scan", "while", "cond"))
+
+# Same size, same shape in and out, element by element: XLA can compute these over an input.
+ELEMENTWISE = frozenset(
+    "add add_any sub mul div rem max min pow atan2 nextafter neg sign floor ceil round exp exp2 log"
+    " log1p expm1 tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt cbrt square"
+    " integer_pow logistic erf erfc erf_inv lgamma digamma abs and or xor not clamp select_n"
+    " shift_left shift_right_logical shift_right_arithmetic is_finite population_count clz real imag"
+    " conj".split()
+)
+# Updates of a part of their first operand.
+UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter_add scatter_mul".split())
+
+# Never replayed: they reach outside, or may answer differently the second time.
+IMPURE = frozenset(
+    "pure_callback io_callback debug_callback debug_print outside_call infeed outfeed"
+    " rng_uniform host_callback".split()
+)
+
+UNSUPPORTED = frozenset(
+    "shard_map pmap xla_pmap psum pmax pmin pmean ppermute all_to_all all_gather reduce_scatter"
+    " psum_invariant psum2 axis_index".split()
+)
+
+# The result is the operand itself.
+_IDENTITIES = frozenset(
+    "name sharding_constraint mesh_cast reshard layout_constraint pvary pcast copy_p".split()
+)
+
+
+def is_identity(primitive: Any, params: dict[str, Any], operand: Any, result: Any) -> bool:
+    """Whether the result's bits, shape and dtype are the operand's."""
+    name = primitive.name
+    if name in _IDENTITIES:
+        return True
+    if name in ("convert_element_type", "reshape", "squeeze", "broadcast_in_dim", "transpose"):
+        return bool(operand.shape == result.shape and operand.dtype == result.dtype) and (
+            name != "transpose" or is_view(primitive, params, operand, result)
+        )
+    return False
+
+
+def is_view(primitive: Any, params: dict[str, Any], operand: Any, result: Any) -> bool:
+    """Whether the result is the operand's memory, read in row-major order as another shape."""
+    name = primitive.name
+    if name == "reshape":
+        return params.get("dimensions") is None
+    if name == "squeeze":
+        return True
+    if name == "broadcast_in_dim":
+        return bool(operand.size == result.size and operand.size > 0)
+    if name == "transpose":
+        order = [d for d in params["permutation"] if operand.shape[d] != 1]
+        return order == sorted(order)
+    if name == "bitcast_convert_type":
+        return bool(operand.dtype.itemsize == result.dtype.itemsize)
+    return False
+
+
+def is_cheap(jaxpr: Any) -> bool:
+    """Whether a nested program can run as one operation: no heavy part, no control flow."""
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in HEAVY or name in CONTROL_FLOW or name in IMPURE or eqn.effects:
+            return False
+        if not all(is_cheap(nested) for nested in jaxprs.nested_jaxprs(eqn.params)):
+            return False
+    return True
+
+
+def is_recomputable(primitive: Any, params: dict[str, Any], effects: Any) -> bool:
+    """Whether running the operation again gives the same bits and does nothing else."""
+    if effects or primitive.name in IMPURE:
+        return False
+    return all(
+        is_recomputable(e.primitive, e.params, e.effects)
+        for nested in jaxprs.nested_jaxprs(params)
+        for e in nested.eqns
+    )
+
+
+def check_supported(primitive: Any, avals: Any, source: str) -> None:
+    """Raises for what cannot run here, naming the primitive and the user's source line."""
+    where = f" at {source}" if source else ""
+    if primitive.name in UNSUPPORTED:
+        raise NotImplementedError(
+            f"coop_jax runs on one device: the primitive '{primitive.name}'{where} works over"
+            " several. Call coop_jax inside the mapped function, or map without it."
+        )
+    for aval in avals:
+        if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
+            raise NotImplementedError(
+                f"coop_jax cannot place a value of type {aval} (primitive"
+                f" '{primitive.name}'{where}): mutable references are not supported yet."
+            )

@@ -1,0 +1,441 @@
+"""`coop_jax.run`: the front end that sees the whole program before anything runs.
+
+A call goes: flatten the arguments; find (or trace) the program of their signature; find (or make)
+the plan for where the arguments lie; carry it out. In the steady state of a training loop the
+first three are dictionary look-ups.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+
+from coop_jax import _core
+from coop_jax._src import budget as budgets
+from coop_jax._src import kernels, planning, policies
+from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.errors import BudgetExceededError
+from coop_jax._src.executor import CompiledPlan, compile_plan, execute
+from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
+from coop_jax._src.program import DynamicControlFlow, Program, build_program
+from coop_jax._src.runtime import Runtime, current_runtime
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Plans are kept for this many different states of the pool for each signature.
+_PLANS_KEPT = 16
+
+
+def run(
+    fn: Callable[P, R],
+    budget: int | float | str | None = None,
+    policy: str | policies.Policy = "coop",
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    device: jax.Device | None = None,
+    runtime: Runtime | None = None,
+) -> BudgetedFunction[P, R]:
+    """Makes a function run under a hard memory budget.
+
+    Args:
+      fn: a function of pytrees of arrays, as for `jax.jit`; it may be jitted already.
+      budget: bytes (int), a string such as "512MiB" or "2GB", a fraction in (0, 1] of what the
+        function needs at its peak without a budget, or None for no cap. It counts everything the
+        call keeps on the device: arguments, values, results, temporary memory.
+      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      donate_argnums: positions of arguments that the function replaces (parameters, optimizer
+        state). They are updated in place; the arrays passed in cannot be used afterwards.
+      static_argnums: positions of arguments that are Python values, not arrays; hashable.
+      device: the device to run on; the default device if None.
+      runtime: a `Runtime` to share instead of one of its own; then `budget`, `policy` and
+        `device` are the runtime's. Inside `with Runtime(...)` that one is used.
+
+    Returns:
+      A function of the same arguments and results, with `runtime` (after the first call).
+
+    Raises:
+      TypeError, ValueError: arguments that make no sense, before any tracing.
+
+    Example:
+      >>> import coop_jax, jax, jax.numpy as jnp
+      >>> def step(w, x):
+      ...     loss, grad = jax.value_and_grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+      ...     return w - 0.1 * grad, loss
+      >>> budgeted = coop_jax.run(step, budget="1MiB", donate_argnums=0)
+      >>> w, loss = budgeted(jnp.ones((16, 16)), jnp.ones((4, 16)))
+      >>> w.shape, float(loss) > 0
+      ((16, 16), True)
+    """
+    return BudgetedFunction(
+        fn,
+        budgets.check_budget(budget),
+        policies.resolve_policy(policy),
+        _positions(donate_argnums, "donate_argnums"),
+        _positions(static_argnums, "static_argnums"),
+        device,
+        runtime,
+    )
+
+
+def _positions(given: int | Sequence[int], name: str) -> tuple[int, ...]:
+    positions = (given,) if isinstance(given, (int, np.integer)) else tuple(given)
+    if not all(isinstance(p, (int, np.integer)) and p >= 0 for p in positions):
+        raise ValueError(f"{name} must be positions of arguments, 0 or more; got {given!r}")
+    return tuple(sorted({int(p) for p in positions}))
+
+
+@dataclasses.dataclass(slots=True)
+class _Signature:
+    """Everything that depends on the shapes of the arguments only."""
+
+    jaxpr: Any
+    out_tree: Any
+    out_avals: tuple[Any, ...]
+    program: Program
+    constants: list[jax.Array]
+    engine_programs: dict[tuple[bool, ...], _core.Program]
+    plans: collections.OrderedDict[Hashable, CompiledPlan]
+    workspace_bytes: int
+
+
+class BudgetedFunction(Generic[P, R]):
+    """A function under a budget; made by `run`. Calls are thread-safe, one at a time."""
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        budget: int | float | None,
+        policy: policies.Policy,
+        donate_argnums: tuple[int, ...],
+        static_argnums: tuple[int, ...],
+        device: jax.Device | None,
+        runtime: Runtime | None,
+    ):
+        functools.update_wrapper(self, fn, updated=())
+        self._fn = fn
+        self._budget = budget
+        self._policy = policy
+        self._donate = donate_argnums
+        self._static = static_argnums
+        self._device = device
+        self._runtime = runtime
+        self._signatures: dict[Hashable, _Signature] = {}
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime the function runs in.
+
+        Raises:
+          RuntimeError: before the first call, when the budget is a fraction of a program not yet
+            seen.
+        """
+        if self._runtime is None:
+            raise RuntimeError("the runtime is made by the first call of this function")
+        return self._runtime
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the function; results are ordinary arrays that live in the pool.
+
+        Raises:
+          BudgetExceededError: the budget does not suffice; nothing has run, nothing is lost.
+          RuntimeError: an argument was deleted, or the call comes from inside another one.
+          NotImplementedError: the program holds something that cannot run here.
+        """
+        static, leaves, tree, donated = self._flatten(args, kwargs)
+        key = (tree, static, tuple(map(_leaf_key, leaves)), donated)
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._trace(static, leaves, tree, donated, len(args), kwargs)
+            self._signatures[key] = signature
+        runtime = self._runtime or self._make_runtime(signature)
+        with runtime.exclusive(), DeferredInterrupts() as interrupts:
+            outputs = self._run(runtime, signature, leaves, interrupts)
+        return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
+
+    def _flatten(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Hashable, list[Any], Any, tuple[bool, ...]]:
+        for position in (*self._donate, *self._static):
+            if position >= len(args):
+                raise ValueError(
+                    f"donate_argnums or static_argnums names argument {position}, but the call has"
+                    f" {len(args)} positional arguments"
+                )
+        static = tuple((p, args[p]) for p in self._static)
+        dynamic = [() if p in self._static else a for p, a in enumerate(args)]
+        leaves: list[Any] = []
+        donated: list[bool] = []
+        for position, argument in enumerate(dynamic):
+            found = jax.tree_util.tree_leaves(argument)
+            leaves += found
+            donated += [position in self._donate] * len(found)
+        named = jax.tree_util.tree_leaves(kwargs)
+        leaves += named
+        donated += [False] * len(named)
+        tree = jax.tree_util.tree_structure((dynamic, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, jaxprs.Tracer):
+                raise RuntimeError(
+                    "coop_jax.run was called inside a JAX transformation (jit, grad, vmap, scan):"
+                    " it executes operations itself, so call it at the top level, with the"
+                    " transformation inside the function given to it"
+                )
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise RuntimeError(
+                    f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
+                    " call, or delete() was called on it"
+                )
+        return static, leaves, tree, tuple(donated)
+
+    def _trace(
+        self,
+        static: Any,
+        leaves: list[Any],
+        tree: Any,
+        donated: tuple[bool, ...],
+        count: int,
+        kwargs: dict[str, Any],
+    ) -> _Signature:
+        out_tree = None
+
+        def flat(*flat_leaves: Any) -> list[Any]:
+            nonlocal out_tree
+            dynamic, named = jax.tree_util.tree_unflatten(tree, flat_leaves)
+            positional = list(dynamic)
+            for position, value in static:
+                positional[position] = value
+            outputs, out_tree = jax.tree_util.tree_flatten(self._fn(*positional, **named))
+            return outputs
+
+        device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
+        cache = kernels.cache_for(device)
+        jaxpr, constants = jaxprs.trace(flat, leaves)
+        try:
+            program = build_program(jaxpr, constants, donated, cache)
+        except DynamicControlFlow:
+            raise NotImplementedError("TODO dynamic control flow") from None
+        return _Signature(
+            jaxpr=jaxpr,
+            out_tree=out_tree,
+            out_avals=tuple(v.aval for v in jaxpr.outvars),
+            program=program,
+            constants=[_as_array(c, device) for _, c in program.constants],
+            engine_programs={},
+            plans=collections.OrderedDict(),
+            workspace_bytes=-1,
+        )
+
+    def _make_runtime(self, signature: _Signature) -> Runtime:
+        shared = current_runtime()
+        if shared is not None:
+            self._runtime = shared
+            return shared
+        budget = self._budget
+        runtime = Runtime(None, self._policy, self._device)
+        if isinstance(budget, float):
+            peak = planning.unbudgeted_peak(
+                signature.program,
+                _engine_program(signature, signature.program.donated),
+                runtime._settings,
+                _compile_all(signature, runtime),
+            )
+            budget = max(1, int(peak * budget))
+        self._runtime = Runtime(budget, self._policy, self._device)
+        return self._runtime
+
+    def _run(
+        self,
+        runtime: Runtime,
+        signature: _Signature,
+        leaves: list[Any],
+        interrupts: DeferredInterrupts,
+    ) -> list[jax.Array]:
+        program = signature.program
+        inputs = [_as_array(leaf, runtime.device) for leaf in leaves]
+        residency = _residency(runtime, program, inputs)
+        memory = runtime.memory()
+        plan = signature.plans.get(residency)
+        if plan is None:
+            plan = self._plan(runtime, signature, residency)
+            signature.plans[residency] = plan
+            if len(signature.plans) > _PLANS_KEPT:
+                signature.plans.popitem(last=False)
+        committed = any(arrays.is_committed(x) for x in inputs)
+        counters = runtime._counters
+        values = execute(plan, program, inputs, signature.constants, memory, counters, interrupts)
+        runtime.count(
+            plan.plan.stats,
+            peak_bytes=plan.plan.stats["peak_in_use_bytes"] + plan.workspace_bytes,
+            outside_bytes=plan.outside_bytes,
+            workspace_bytes=plan.workspace_bytes,
+        )
+        _delete_donated(program, residency, inputs, values)
+        return [
+            arrays.with_aval(
+                value,
+                weak_type=aval.weak_type,
+                committed=committed,
+                shape=aval.shape,
+                dtype=aval.dtype,
+            )
+            if isinstance(aval, jaxprs.ShapedArray)
+            else value
+            for value, aval in zip(values, signature.out_avals, strict=True)
+        ]
+
+    def _plan(self, runtime: Runtime, signature: _Signature, residency: Residency) -> CompiledPlan:
+        program = signature.program
+        engine_program = _engine_program(signature, residency.donated)
+        settings = runtime._settings
+        outside = planning.outside_bytes(program, residency)
+        capacity = runtime.capacity_bytes()
+
+        def attempt(workspace: int) -> _core.Plan:
+            plan = planning.make_plan(
+                program,
+                engine_program,
+                residency,
+                settings,
+                capacity_bytes=capacity,
+                reserve_bytes=outside + workspace,
+            )
+            if not plan.feasible:
+                raise _exceeded(
+                    runtime, signature, engine_program, residency, plan, outside + workspace
+                )
+            return plan
+
+        attempt(0)  # a budget that is too small is known before anything is compiled
+        workspace = max(runtime._workspace_bytes, _compile_all(signature, runtime))
+        while True:
+            plan = attempt(workspace)
+            compiled = compile_plan(
+                plan,
+                program,
+                residency.where,
+                residency.donated,
+                runtime.memory(),
+                runtime._cache,
+                workspace_bytes=workspace,
+                outside_bytes=outside,
+            )
+            if compiled.workspace_bytes <= workspace:
+                return compiled
+            workspace = compiled.workspace_bytes
+
+
+def _leaf_key(leaf: Any) -> Hashable:
+    aval = jaxprs.aval_of(leaf)
+    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+
+
+def _as_array(value: Any, device: jax.Device) -> jax.Array:
+    if not isinstance(value, jax.Array):
+        value = jax.device_put(value, device)
+    if getattr(value, "weak_type", False):
+        value = arrays.with_aval(
+            value, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def _engine_program(signature: _Signature, donated: tuple[bool, ...]) -> _core.Program:
+    found = signature.engine_programs.get(donated)
+    if found is None:
+        found = planning.core_program(signature.program, donated)
+        signature.engine_programs[donated] = found
+    return found
+
+
+def _compile_all(signature: _Signature, runtime: Runtime) -> int:
+    """Compiles every operation as it runs first; returns the largest workspace in bytes."""
+    if signature.workspace_bytes < 0:
+        program, largest = signature.program, 0
+        in_place = runtime.policy.in_place
+        for op in program.operations:
+            modes = tuple(
+                kernels.OUTSIDE
+                if program.storages[program.values[r].storage].outside
+                else pair
+                if pair >= 0 and in_place
+                else kernels.SLOT
+                for r, pair in zip(op.results, op.in_place, strict=True)
+            )
+            executable = op.kernel.executable(modes, runtime.device, runtime._cache)
+            largest = max(largest, executable.workspace_bytes)
+        signature.workspace_bytes = largest
+    return signature.workspace_bytes
+
+
+def _residency(runtime: Runtime, program: Program, inputs: Sequence[jax.Array]) -> Residency:
+    memory = runtime.memory()
+    offsets = [memory.offset_of(x) for x in inputs]
+    addresses = collections.Counter(
+        arrays.address_of(x) for x in inputs if hasattr(x, "unsafe_buffer_pointer") and x.size
+    )
+    where, donated = [], []
+    for number, (x, offset) in enumerate(zip(inputs, offsets, strict=True)):
+        storage = program.storages[program.values[program.inputs[number]].storage]
+        shared = (
+            x.size > 0
+            and hasattr(x, "unsafe_buffer_pointer")
+            and (addresses[arrays.address_of(x)] > 1)
+        )
+        mine = program.donated[number] and not shared and not storage.outside
+        if offset >= 0:
+            where.append(FOREIGN)
+            alone = memory.pool.live_count(offset) == 1
+            donated.append(bool(mine and alone and arrays.drop_numpy_view(x)))
+        else:
+            where.append(ADOPT if mine else OUTSIDE)
+            donated.append(bool(mine))
+    mine_offsets = {o for o in offsets if o >= 0}
+    others = tuple(b for b in memory.pool.live_blocks() if b[0] not in mine_offsets)
+    return Residency(tuple(where), tuple(offsets), tuple(donated), others)
+
+
+def _delete_donated(
+    program: Program,
+    residency: Residency,
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[jax.Array],
+) -> None:
+    """Donated arguments are gone after the call, whether their memory was used or not."""
+    returned = {id(x) for x in outputs}
+    for number, x in enumerate(inputs):
+        if residency.donated[number] and id(x) not in returned and not x.is_deleted():
+            x.delete()
+
+
+def _exceeded(
+    runtime: Runtime,
+    signature: _Signature,
+    engine_program: _core.Program,
+    residency: Residency,
+    plan: _core.Plan,
+    reserve_bytes: int,
+) -> BudgetExceededError:
+    failure = plan.failure
+    program = signature.program
+    index = plan.failed_operation
+    operation, source = "placing the arguments and outputs", ""
+    if 0 <= index < len(program.operations):
+        op = program.operations[index]
+        operation, source = f"operation '{op.kernel.label}'", op.source
+    smallest = planning.smallest_budget(
+        program,
+        engine_program,
+        residency,
+        runtime._settings,
+        reserve_bytes,
+        runtime.capacity_bytes(),
+    )
+    return runtime.exceeded(failure, operation, source, smallest)

@@ -1,0 +1,205 @@
+"""The runtime: one pool on one device, the statistics of what happened in it, its lock.
+
+A runtime may be shared by several functions: what one leaves in the pool (parameters) the next
+finds there. Between calls the pool holds exactly the arrays that somebody outside still holds.
+Thread rule: calls take the lock; a second thread waits, a call from inside a call raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from coop_jax._src import budget as budgets
+from coop_jax._src import kernels, policies
+from coop_jax._src.compat import arrays
+from coop_jax._src.errors import BudgetExceededError, BudgetReport
+from coop_jax._src.memory import PoolMemory
+from coop_jax._src.planning import PlanSettings
+from coop_jax._src.stats import Counters, Stats
+
+_current = threading.local()
+
+
+def current_runtime() -> Runtime | None:
+    """The innermost runtime entered with `with` in this thread."""
+    stack: list[Runtime] = getattr(_current, "stack", [])
+    return stack[-1] if stack else None
+
+
+class Runtime:
+    """A memory pool with a hard budget on one device.
+
+    Args:
+      budget: bytes (int), a string such as "512MiB" or "2GB", or None for no cap (CPU: all of the
+        machine's memory; GPU: what the device's allocator still has).
+      policy: "coop", "dtr", "dte", or a `coop_jax.Policy` with switches of its own.
+      device: a `jax.Device`; the default device if None.
+      workspace: bytes to keep for XLA's temporary memory, or None to keep what the compiled
+        operations say that they need.
+
+    Raises:
+      TypeError, ValueError: a budget, policy or workspace that makes no sense.
+
+    Example:
+      >>> import coop_jax, jax.numpy as jnp
+      >>> with coop_jax.Runtime("64MiB") as rt:
+      ...     step = coop_jax.run(lambda x: (x @ x).sum(), runtime=rt)
+      ...     value = step(jnp.ones((8, 8)))
+      >>> float(value), rt.stats().operations
+      (512.0, 2)
+    """
+
+    def __init__(
+        self,
+        budget: int | str | None,
+        policy: str | policies.Policy = "coop",
+        device: jax.Device | None = None,
+        workspace: int | str | None = None,
+    ):
+        checked = budgets.check_budget(budget, fraction_allowed=False)
+        assert checked is None or isinstance(checked, int)
+        self._budget_bytes = checked
+        self._policy = policies.resolve_policy(policy)
+        self._device = device if device is not None else jax.devices()[0]
+        kept = 0 if workspace is None else budgets.check_budget(workspace, fraction_allowed=False)
+        assert isinstance(kept, int)
+        self._workspace_bytes = kept
+        self._cache = kernels.cache_for(self._device)
+        self._compilations_before = self._cache.compilations
+        self._settings = PlanSettings(
+            self._policy, 64 if self._device.platform == "cpu" else 256, self._cache.profile
+        )
+        self._counters = Counters()
+        self._memory: PoolMemory | None = None
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self._closed = False
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The cap on everything, None for none."""
+        return self._budget_bytes
+
+    @property
+    def policy(self) -> policies.Policy:
+        """What decides which storages are evicted."""
+        return self._policy
+
+    @property
+    def device(self) -> jax.Device:
+        """The device that the pool is on."""
+        return self._device
+
+    def stats(self) -> Stats:
+        """Statistics since the runtime was made."""
+        in_use = 0
+        if self._memory is not None:
+            in_use = sum(nbytes for _, nbytes in self._memory.pool.live_blocks())
+        return self._counters.freeze(
+            budget_bytes=self._budget_bytes,
+            bytes_in_use=in_use,
+            compilations=self._cache.compilations - self._compilations_before,
+            measured=arrays.runs_synchronously(self._device) or self._device.platform == "cpu",
+        )
+
+    def close(self) -> None:
+        """Gives the pool back as soon as the last array in it is dropped; ends this runtime."""
+        with self.exclusive():
+            self._closed = True
+            self._memory = None
+
+    def __enter__(self) -> Runtime:
+        if not hasattr(_current, "stack"):
+            _current.stack = []
+        _current.stack.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _current.stack.remove(self)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Holds the runtime for one call."""
+        if self._owner == threading.get_ident():
+            raise RuntimeError(
+                "this coop_jax runtime is already running a call in this thread: do not call a"
+                " budgeted function from a callback inside it; give the inner one its own Runtime"
+            )
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this coop_jax.Runtime was closed")
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = None
+
+    def count(
+        self,
+        stats: dict[str, Any],
+        *,
+        peak_bytes: int,
+        outside_bytes: int,
+        workspace_bytes: int,
+    ) -> None:
+        """Adds what the engine says of one call to the statistics."""
+        counters = self._counters
+        counters.operations += stats["operations"]
+        counters.evictions += stats["evictions"]
+        counters.rematerialisations += stats["recomputations"]
+        counters.search_seconds += stats["search_seconds"]
+        counters.fragmentation_sum += stats["fragmentation_sum"]
+        counters.fragmentation_count += stats["fragmentation_count"]
+        counters.max_fragmentation = max(counters.max_fragmentation, stats["fragmentation_max"])
+        counters.peak_bytes = max(counters.peak_bytes, peak_bytes)
+        counters.external_bytes = max(counters.external_bytes, outside_bytes)
+        counters.workspace_bytes = max(counters.workspace_bytes, workspace_bytes)
+
+    def exceeded(
+        self,
+        failure: dict[str, Any],
+        operation: str,
+        source: str = "",
+        smallest_budget_bytes: int | None = None,
+    ) -> BudgetExceededError:
+        """The error for a request that the engine could not meet."""
+        return BudgetExceededError(
+            BudgetReport(
+                requested_bytes=failure["requested_bytes"],
+                budget_bytes=self.capacity_bytes(),
+                in_use_bytes=failure["in_use_bytes"],
+                pinned_bytes=failure["pinned_bytes"],
+                largest_free_block_bytes=failure["largest_free_block_bytes"],
+                largest_window_bytes=failure["largest_window_bytes"],
+                operation=operation,
+                source=source,
+                smallest_budget_bytes=smallest_budget_bytes,
+            )
+        )
+
+    def memory(self) -> PoolMemory:
+        """The pool, made on first use."""
+        if self._memory is None:
+            self._memory = PoolMemory(self.capacity_bytes(), self._device)
+        return self._memory
+
+    def capacity_bytes(self) -> int:
+        """The budget, or what stands in for none."""
+        if self._budget_bytes is not None:
+            return self._budget_bytes
+        limit = arrays.memory_limit(self._device)
+        if limit is not None:
+            return int(limit * 0.9)
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
