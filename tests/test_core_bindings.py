@@ -231,7 +231,7 @@ def test_a_plan_with_room_runs_every_operation_once() -> None:
     runs = [action for action in full.actions if action[0] == RUN]
     assert [run[1] for run in runs] == list(range(8))
     assert not any(run[2] for run in runs)
-    assert all(action[0] != EVICT for action in full.actions)
+    assert full.stats["evictions"] == 0, "what is released is let go of, not evicted for room"
     assert full.action_count == len(full.actions)
     assert len(full.output_offsets) == 1
     assert full.stats["operations"] == 8
