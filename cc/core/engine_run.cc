@@ -286,8 +286,11 @@ bool Engine::Impl::PlaceOutputs() {
       placed_[order_[n]].block = memory.Take(room, rounded(order_[n]), side, kScratchBlock);
       continue;
     }
-    if (n > 0 && PlaceTogether(n, side)) return true;
-    return Fail(FailureReason::kNoSpace, graph.output(placed_[order_[n]].output).bytes);
+    const Failure earlier_failure = failure;
+    Fail(FailureReason::kNoSpace, graph.output(placed_[order_[n]].output).bytes);
+    if (n == 0 || !PlaceTogether(n, side)) return false;
+    failure = earlier_failure;
+    return true;
   }
   return true;
 }
