@@ -187,7 +187,7 @@ TEST(PolicyTest, AValueThatNothingReferencesGoesFirst) {
 // Recomputation keeps its own stack: with one C++ frame a level this would overflow.
 TEST(PolicyTest, DepthTenThousandIsRecomputed) {
 #if defined(COOP_CHECKED)
-  constexpr int kDepth = 3000;  // every mutation validates the whole state
+  constexpr int kDepth = 2000;  // every mutation validates the whole state
 #else
   constexpr int kDepth = 10000;
 #endif
