@@ -218,7 +218,7 @@ bool CheckedEngine::Execute(OperationId own, std::optional<size_t> abort_at) {
       memory_.Drop(action.id);
     } else if (action.kind == ActionKind::kDrop) {
       ++counters_.drops;
-      memory_.Drop(action.id);
+      memory_.Kill(action.id);
     } else {
       const bool is_own = action.id == own && !ran;
       ran |= is_own;
@@ -249,6 +249,7 @@ void CheckedEngine::ExecuteRun(const Action& action, std::span<const Placement> 
     ++counters_.in_place;
     const auto input = held_.find(recipe.inputs[place.in_place_input]);
     if (input == held_.end()) continue;
+    // Its one reference is the offer. A recomputation overwrites only what nobody holds.
     Require(is_own && input->second.refs == 1, "a held value was overwritten", input->first);
     Require(!input->second.source || input->second.donated, "overwrote what is not donated",
             input->first);
@@ -258,7 +259,13 @@ void CheckedEngine::ExecuteRun(const Action& action, std::span<const Placement> 
 }
 
 void CheckedEngine::TakeFreedAndRetired() {
-  for (const StorageId storage : engine_.freed()) memory_.Drop(storage);
+  for (const StorageId storage : engine_.freed()) {
+    if (engine_.StateOf(storage) == StorageState::kEvicted) {
+      memory_.Drop(storage);
+    } else {
+      memory_.Kill(storage);
+    }
+  }
   for (const OperationId op : engine_.retired()) {
     Require(recipes_.erase(op) == 1, "retired an operation that is not live", op);
   }
@@ -286,6 +293,9 @@ void CheckedEngine::Check() const {
     Require(engine_.BytesOf(storage) == memory_.BytesOf(storage), "bytes differ", storage);
   }
   const Stats& stats = engine_.stats();
+  Require(stats.operations == counters_.runs, "operations are miscounted");
+  Require(stats.recomputations == counters_.recomputations, "recomputations are miscounted");
+  Require(stats.evictions == counters_.evictions, "evictions are miscounted");
   Require(stats.in_use_bytes == memory_.held_bytes(), "bytes in use differ");
   Require(stats.outside_bytes == memory_.outside_bytes(), "bytes outside differ");
   Require(stats.reserved_bytes == reserved_bytes(), "bytes reserved differ");

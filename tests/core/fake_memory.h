@@ -58,6 +58,12 @@ class FakeMemory {
   void Block(int64_t offset, int64_t bytes) { WriteCell(offset, bytes, 0); }
   void Unblock(int64_t offset) { cells_.erase(offset); }
 
+  // Drops the memory of a storage that must never come back.
+  void Kill(int32_t storage) {
+    Drop(storage);
+    values_[storage].dead = true;
+  }
+
   // Drops the memory of a storage.
   void Drop(int32_t storage) {
     Require(Held(storage), "dropped but not held", storage);
@@ -164,6 +170,7 @@ class FakeMemory {
     int64_t offset = -1;
     bool outside = false;
     bool held = false;
+    bool dead = false;
   };
 
   static void Require(bool condition, const char* what, int32_t id) {
@@ -174,6 +181,7 @@ class FakeMemory {
   void Write(int64_t offset, int32_t storage, uint64_t content) {
     Value& value = values_[storage];
     Require(!value.held, "written although it is held", storage);
+    Require(!value.dead, "came back although it was said to be dead", storage);
     if (value.outside) {
       Require(offset == -1, "an outside value has no offset", storage);
       outside_bytes_ += value.bytes;

@@ -191,6 +191,9 @@ TEST_P(PolicyContractTest, AnUpdateInPlaceNeverLosesValuesMadeFromTheOldVersion)
   checked.EvictAll();
   const StorageId updated = Compute(checked, {parameter, gradient}, Blocks(1, 0));
   ASSERT_NE(updated, kNone);
+  EXPECT_EQ(checked.counters().in_place_sources, GetParam().policy.in_place ? 1 : 0);
+  EXPECT_EQ(checked.engine().IsPermanent(kept), GetParam().policy.in_place);
+  EXPECT_EQ(checked.engine().IsPermanent(updated), GetParam().policy.in_place);
   ASSERT_TRUE(checked.Materialize(kept));
   checked.EvictAll();
   checked.Check();
@@ -200,8 +203,9 @@ TEST_P(PolicyContractTest, AnUpdateInPlaceNeverLosesValuesMadeFromTheOldVersion)
 
 // With no room for that, the update is written elsewhere and the old version stays.
 TEST_P(PolicyContractTest, AnUpdateCopiesWhereTheOldVersionCannotBeSettled) {
-  CheckedEngine checked(Options(5));
+  CheckedEngine checked(Options(6));
   const StorageId parameter = checked.AddAdopted(64).value();
+  const StorageId small = Compute(checked, {parameter}, Blocks(1));
   const StorageId kept = Compute(checked, {parameter}, Blocks(3));
   checked.EvictAll();
   const StorageId wide = Compute(checked, {}, Blocks(3), /*recomputable=*/false);
@@ -209,8 +213,54 @@ TEST_P(PolicyContractTest, AnUpdateCopiesWhereTheOldVersionCannotBeSettled) {
   const StorageId updated = Compute(checked, {parameter}, Blocks(1, 0));
   ASSERT_NE(updated, kNone);
   EXPECT_EQ(checked.counters().in_place, 0);
+  EXPECT_FALSE(checked.engine().IsPermanent(small));  // the attempt left nothing behind
+  EXPECT_FALSE(checked.engine().IsPermanent(kept));
   checked.Release(wide);
   ASSERT_TRUE(checked.Materialize(kept));
+  checked.Finish();
+}
+
+// Settling the parameter fixes the value that is overwritten as well: then that has to be settled
+// too, or what was made from it is lost.
+TEST_P(PolicyContractTest, OverwritingASourceAndAValueMadeFromItLosesNothing) {
+  for (const bool value_first : {true, false}) {
+    CheckedEngine checked(Options(12));
+    const StorageId parameter = checked.AddAdopted(64).value();
+    const StorageId value = Compute(checked, {parameter}, Blocks(1));
+    const StorageId kept = Compute(checked, {value}, Blocks(1));
+    checked.EvictAll();
+    const StorageId inputs[] = {value, parameter};
+    const OutputSpec specs[] = {Blocks(1, value_first ? 0 : 1), Blocks(1, value_first ? 1 : 0)};
+    ASSERT_TRUE(checked.Submit(inputs, specs, kSeconds).has_value());
+    checked.Check();
+    ASSERT_TRUE(checked.Materialize(kept));
+    checked.Finish();
+  }
+}
+
+TEST_P(PolicyContractTest, OneInputIsOverwrittenByOneOutput) {
+  CheckedEngine checked(Options(12));
+  const StorageId input = Compute(checked, {}, Blocks(1));
+  const OutputSpec specs[] = {Blocks(1, 0), Blocks(1, 0), Blocks(1, 0)};
+  ASSERT_TRUE(checked.Submit({&input, 1}, specs, kSeconds).has_value());
+  checked.Check();
+  EXPECT_EQ(checked.counters().in_place, GetParam().policy.in_place ? 1 : 0);
+  checked.Finish();
+}
+
+// Another operation was added that has yet to read the parameter.
+TEST_P(PolicyContractTest, AnOperationThatHasNotRunKeepsItsInputs) {
+  CheckedEngine checked(Options(12));
+  const StorageId parameter = checked.AddAdopted(64).value();
+  const OutputSpec fresh = Blocks(1);
+  const OutputSpec in_place = Blocks(1, 0);
+  const OperationId waiting = checked.Add({&parameter, 1}, {&fresh, 1}, kSeconds);
+  const OperationId update = checked.Add({&parameter, 1}, {&in_place, 1}, kSeconds);
+  ASSERT_TRUE(checked.Run(update));
+  EXPECT_EQ(checked.counters().in_place, 0);
+  ASSERT_TRUE(checked.Run(waiting));
+  checked.Release(parameter);
+  checked.Check();
   checked.Finish();
 }
 

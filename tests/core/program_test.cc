@@ -175,9 +175,8 @@ TEST_P(ProgramTest, WithoutABudgetNothingIsEvicted) {
     ASSERT_TRUE(plan.feasible);
     EXPECT_EQ(plan.stats.evictions, 0);
     EXPECT_EQ(plan.stats.recomputations, 0);
-    const auto runs = std::count_if(plan.actions.begin(), plan.actions.end(), [](const Action& a) {
-      return a.kind == ActionKind::kRun;
-    });
+    const auto runs = std::count_if(plan.actions.begin(), plan.actions.end(),
+                                    [](const Action& a) { return a.kind == ActionKind::kRun; });
     EXPECT_EQ(runs, program.operation_count());
     EXPECT_TRUE(Check(program, options));
   }

@@ -149,8 +149,10 @@ Program RandomProgram(uint64_t seed, const ProgramShape& shape) {
         const int32_t s = inputs[j];
         const bool fits = RoundUp(program.storage_bytes[s], shape.alignment_bytes) ==
                           RoundUp(program.storage_bytes[output], shape.alignment_bytes);
-        if (fits && overwritable[s] && last_use[s] == op && !taken.contains(s) &&
-            program.storage_outside[output] == 0 && draw.Chance(shape.in_place)) {
+        // Now and then it is not the last use: then the planner must not take the offer.
+        const bool offered = last_use[s] == op ? overwritable[s] : draw.Chance(0.1);
+        if (fits && offered && !taken.contains(s) && program.storage_outside[output] == 0 &&
+            draw.Chance(shape.in_place)) {
           in_place = static_cast<int32_t>(j);
           taken.insert(s);
         }
@@ -202,7 +204,7 @@ void CheckPlan(const Program& program, const PlanOptions& options, const Plan& p
       ++evictions;
       memory.Drop(action.id);
     } else if (action.kind == ActionKind::kDrop) {
-      memory.Drop(action.id);
+      memory.Kill(action.id);
     } else {
       const auto op = static_cast<size_t>(action.id);
       if (action.recompute) {

@@ -55,7 +55,9 @@ void Shadow::Submit() {
     spec.bytes = Chance(2) ? 0 : 1 + Below(static_cast<int>(options_.max_bytes));
     if (inputs.empty() || spec.outside || !Chance(50)) continue;
     const int j = Below(static_cast<int>(inputs.size()));
-    if (checked_.held().at(inputs[j]).refs != 1 || !offered.insert(inputs[j]).second) continue;
+    // Some offers must be declined: of what others hold as well, or of one input for two outputs.
+    if (checked_.held().at(inputs[j]).refs != 1 && !Chance(20)) continue;
+    if (!offered.insert(inputs[j]).second && !Chance(20)) continue;
     spec.in_place_input = j;
     // Sometimes of another size: then it must not be done in place.
     if (Chance(90)) spec.bytes = checked_.memory().BytesOf(inputs[j]);
