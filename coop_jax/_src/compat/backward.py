@@ -3,8 +3,12 @@
 Model: `ad.backward_pass3` walks a linear jaxpr in reverse and keeps every residual referenced until
 it returns. Under an `EagerTrace` the jaxpr is rewritten first: an equation of our own primitive
 `coop_release` is put before (in reverse: after) the last equation that reads a residual. It has no
-outputs and one linear input, so that JAX counts it among the linear ones and calls its transposition
-rule, which tells the session that the residual's memory may go.
+outputs and one linear input, so that JAX counts it among the linear ones and calls its rule for
+transposition, which tells the session that the residual's memory may go.
+
+Cotangents go as they are consumed, but for one leak: the locals of JAX's loop keep those of the
+last equation with an ordinary rule while equations with a "fancy" rule follow. A release equation
+has an ordinary rule that gives none, so one is put wherever the walk turns to fancy rules.
 
 Invariants:
 - Only a hint: a function returned by `jax.vjp` may be called again, the session recovers the value.
@@ -19,6 +23,7 @@ Source: not in the paper; its host framework frees saved tensors as the backward
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,15 +42,17 @@ _VJP_NODE: type | tuple[()] = getattr(ad, "VJPNode", ())
 _jax_backward_pass = ad.backward_pass3
 # References, as the backward pass begins, to a residual that only JAX's machinery holds.
 _machinery_references = 0
+_install_lock = threading.Lock()
 
 
 def install() -> None:
     """Wraps JAX's backward pass: once per process, at the first eager call."""
     global _machinery_references
-    if _machinery_references == 0:
-        ad.primitive_transposes[_release_p] = _release
-        _machinery_references = _measure_machinery_references()
-        ad.backward_pass3 = _backward_pass
+    with _install_lock:
+        if _machinery_references == 0:
+            ad.primitive_transposes[_release_p] = _release
+            _machinery_references = _measure_machinery_references()
+            ad.backward_pass3 = _backward_pass
 
 
 def _backward_pass(
@@ -86,6 +93,7 @@ def _with_releases(
         return jaxpr
     pending.difference_update(v for v in jaxpr.outvars if isinstance(v, core.Var))
     equations = []
+    after_fancy = False
     for eqn in jaxpr.eqns:
         reads = dict.fromkeys(v for v in eqn.invars if isinstance(v, core.Var))
         if (
@@ -95,9 +103,11 @@ def _with_releases(
         ):
             linear.update(eqn.outvars)
             dead = [v for v in reads if v in pending]
-            if dead:
+            fancy = eqn.primitive in ad.fancy_transposes
+            if dead or (after_fancy and not fancy):
                 pending.difference_update(dead)
                 equations.append(_release_equation(anchor, dead, eqn))
+            after_fancy = fancy
         else:
             # Evaluated before the walk begins, from residuals alone; its result lives only there.
             pending.update(v for v in eqn.outvars if not isinstance(v, core.DropVar))
@@ -156,7 +166,8 @@ def _measure_machinery_references() -> int:
     def measure(
         jaxpr: Any, transform_stack: bool, consts: Any, primals_in: Any, cotangents_in: Any
     ) -> Any:
-        counts.extend(_reference_counts(consts, primals_in))
+        if core.trace_ctx.trace is trace:  # not another thread's
+            counts.extend(_reference_counts(consts, primals_in))
         return _jax_backward_pass(jaxpr, transform_stack, consts, primals_in, cotangents_in)
 
     trace = EagerTrace(_ShapesOnly())
@@ -168,7 +179,6 @@ def _measure_machinery_references() -> int:
     finally:
         ad.backward_pass3 = _jax_backward_pass
         trace.close()
-    # consts come first; the sine has one residual, its cosine.
     if not counts:
-        raise AssertionError("invariant: JAX's grad calls ad.backward_pass3")
-    return counts[0]
+        raise AssertionError("invariant: jax.grad calls ad.backward_pass3 with the residuals first")
+    return counts[0]  # the cosine

@@ -5,6 +5,8 @@ that belongs to a `Session`. Binding a primitive unwraps the operands, lets the 
 and wraps what comes back. Asking a tracer for its contents (`bool`, `int`, `np.asarray`, `repr`)
 asks the session, which brings an evicted value back first. JAX's transformations sit on top as they
 sit on its own evaluation trace, so Python control flow may depend on values, also under `jax.grad`.
+Two primitives do not reach the session as they are called: the broadcast of a scalar is run when it
+is first read, and a conversion to the type that an array already has is not run at all.
 
 Invariants:
 - A tracer is the only owner of its value here. No cache, cycle or closure of this module keeps one,
@@ -15,7 +17,7 @@ Invariants:
 
 Threads: JAX's current trace is per thread; a trace is used by the thread that entered it.
 Complexity: a bind costs O(operands + results) beyond what the session does.
-Source: not in the paper; this is the dynamic-graph front end its section 4 takes from its framework.
+Source: not in the paper, whose section 4 builds on a framework that executes eagerly.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _ESCAPED = (
     " the values that are needed later from the decorated function."
 )
 _FOREIGN = (
-    "an eager coop_jax call met a {kind} of another JAX transformation: {tracer}. Put jax.grad, vmap,"
+    "an eager coop_jax call met a {kind} of another JAX transformation: {aval}. Put jax.grad, vmap,"
     " jvp or jit inside the decorated function, or use coop_jax.run for the transformed function."
 )
 _REFERENCE = (
@@ -42,8 +44,8 @@ _REFERENCE = (
     " Return the new value instead."
 )
 _SHARD_MAP = (
-    "shard_map and pmap are not supported directly in an eager coop_jax call: a runtime belongs to"
-    " one device. Wrap the mapped function in jax.jit."
+    "shard_map is not supported directly in an eager coop_jax call: a runtime belongs to one"
+    " device. Wrap the mapped function in jax.jit."
 )
 
 
@@ -71,7 +73,7 @@ class Session(Protocol):
         ...
 
 
-class EagerTracer(core.Tracer):  # type: ignore[misc]
+class EagerTracer(core.Tracer["EagerTrace"]):
     """Stands for one value of a session; behaves as the `jax.Array` it would be without one."""
 
     __slots__ = ("_held",)
@@ -114,8 +116,13 @@ class EagerTracer(core.Tracer):  # type: ignore[misc]
         """The tracer itself: a value never turns into an array of its own accord."""
         return self
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        del copy  # Always a copy: a view would outlive the block of the pool that it points into.
+    def __array__(
+        self, dtype: Any = None, context: None = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
+        del (
+            context,
+            copy,
+        )  # Always a copy: a view would outlive the block of the pool that it points into.
         return np.array(self.concrete(), dtype=dtype, copy=True)
 
     def __bool__(self) -> bool:
@@ -182,7 +189,7 @@ class EagerTracer(core.Tracer):  # type: ignore[misc]
         return False
 
 
-class EagerTrace(core.Trace):  # type: ignore[misc]
+class EagerTrace(core.Trace):
     """Executes each primitive at once on `session`, until `close`."""
 
     __slots__ = ("session",)
@@ -190,13 +197,13 @@ class EagerTrace(core.Trace):  # type: ignore[misc]
     session: Session | None
 
     def __init__(self, session: Session) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._weakref = _cache_identity._weakref
         self.session = session
 
     def close(self) -> None:
         """Makes every tracer of this trace raise when used, and lets go of the session."""
-        self.invalidate()
+        self.invalidate()  # type: ignore[no-untyped-call]
         self.session = None
 
     def wrap(self, value: Any) -> EagerTracer:
@@ -215,7 +222,7 @@ class EagerTrace(core.Trace):  # type: ignore[misc]
         """Runs `primitive` now; an array of equal elements only when it is first read."""
         if primitive is lax.broadcast_in_dim_p and _is_fill(tracers):
             return EagerTracer(self, _Fill(primitive, tracers, params))
-        if primitive is lax.convert_element_type_p and self._keeps_type(tracers[0], params):
+        if primitive is lax.convert_element_type_p and _keeps_type(self, tracers[0], params):
             return tracers[0]
         values = self.apply(primitive, tracers, params)
         if primitive.multiple_results:
@@ -260,23 +267,21 @@ class EagerTrace(core.Trace):  # type: ignore[misc]
         """Refuses."""
         raise NotImplementedError(_SHARD_MAP)
 
-    def process_map(self, *_: Any, **__: Any) -> Any:
-        """Refuses."""
-        raise NotImplementedError(_SHARD_MAP)
-
-    def _keeps_type(self, x: Any, params: Any) -> bool:
-        # JAX converts every known tracer, also to the type it has: an operation per operand.
-        return (
-            type(x) is EagerTracer
-            and x._trace is self
-            and params["sharding"] is None
-            and x.aval.dtype == params["new_dtype"]
-            and x.aval.weak_type == params["weak_type"]
-        )
-
     def _call(self, fun: Any, tracers: Any) -> Any:
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)
+
+
+def _keeps_type(trace: EagerTrace, x: Any, params: Any) -> bool:
+    # JAX converts every known tracer, also to the type it has: an operation per operand.
+    if type(x) is not EagerTracer or x._trace is not trace:
+        return False
+    aval: Any = x.aval
+    return bool(
+        params["sharding"] is None
+        and aval.dtype == params["new_dtype"]
+        and aval.weak_type == params["weak_type"]
+    )
 
 
 class _Fill:
@@ -307,7 +312,7 @@ def _concrete_operand(x: Any) -> Any:
     if isinstance(x, EagerTracer):
         return x.concrete()
     if isinstance(x, core.Tracer):
-        raise TypeError(_FOREIGN.format(kind=type(x).__name__, tracer=x.aval))
+        raise TypeError(_FOREIGN.format(kind=type(x).__name__, aval=x.aval))
     return x
 
 
