@@ -29,9 +29,7 @@ NB_MODULE(_core, module) {
   // Objects that the interpreter never frees at exit (a runtime in a global) are not our leaks.
   nb::set_leak_warnings(false);
   coop::python::BindPool(module);
-#ifdef COOP_ENGINE
   coop::python::BindEngine(module);
-#endif
   module.def("ffi_targets", &FfiTargets,
              "Capsules of the XLA custom call 'coop_copy', by platform name.");
 }
