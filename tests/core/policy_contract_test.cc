@@ -207,14 +207,16 @@ TEST_P(PolicyContractTest, AnUpdateCopiesWhereTheOldVersionCannotBeSettled) {
   const StorageId parameter = checked.AddAdopted(64).value();
   const StorageId small = Compute(checked, {parameter}, Blocks(1));
   const StorageId kept = Compute(checked, {parameter}, Blocks(3));
+  const StorageId last = Compute(checked, {parameter}, Blocks(1));
   checked.EvictAll();
   const StorageId wide = Compute(checked, {}, Blocks(3), /*recomputable=*/false);
   ASSERT_NE(wide, kNone);
   const StorageId updated = Compute(checked, {parameter}, Blocks(1, 0));
   ASSERT_NE(updated, kNone);
   EXPECT_EQ(checked.counters().in_place, 0);
-  EXPECT_FALSE(checked.engine().IsPermanent(small));  // the attempt left nothing behind
-  EXPECT_FALSE(checked.engine().IsPermanent(kept));
+  for (const StorageId s : {small, kept, last}) {
+    EXPECT_FALSE(checked.engine().IsPermanent(s));  // the attempt left nothing behind
+  }
   checked.Release(wide);
   ASSERT_TRUE(checked.Materialize(kept));
   checked.Finish();
