@@ -1,9 +1,11 @@
 // The inside of the engine: preparing runs.
 //
 // Model: to run an operation, its inputs must be resident. Frames on an explicit stack stand for
-// operations that wait: the lowest is the requested one, each above it recomputes an evicted input
-// of the one below. A frame whose inputs are all resident pins them, places its outputs and runs.
-// Inputs of waiting frames are protected: evicted only when there is no room otherwise (they come
+// operations that wait: the lowest is the requested one, above it lie the recomputations that it
+// needs, all the way up to what is resident, in program order with the first one on top. So a value
+// that several of them share is recomputed once, and the peak is that of the program itself.
+// A frame whose inputs are all resident pins them, places its outputs and runs. Inputs of waiting
+// frames may be evicted; their score is by the time until they are read, which is known (they come
 // back then; a bound on the number of recomputations ends this where it would go on for ever).
 //
 // In place: an output takes its input's block if nothing else will read the input there. Where the
@@ -49,9 +51,7 @@ class Engine::Impl {
 
   struct Frame {
     OperationId operation = kNone;
-    EdgeId cursor = kNone;     // inputs before it were resident at some time
-    int64_t losses_seen = -1;  // memory.losses() when all inputs were seen resident
-    bool pinned = false;       // inputs are pinned instead of protected
+    bool pinned = false;  // inputs are pinned instead of protected
   };
 
   bool Prepare(OperationId operation);
@@ -60,7 +60,11 @@ class Engine::Impl {
   void PopFrame();
   void PinTop();
   bool RunFramesAbove(size_t floor);
-  StorageId NextMissingInput(Frame& frame) const;
+  // Pushes frames for everything that must be recomputed before the operation can run; false if
+  // nothing must.
+  bool PushMissing(OperationId operation);
+  // False for a recomputation that a frame above it has carried out in the meantime.
+  [[nodiscard]] bool IsWaitedFor(OperationId operation) const;
   bool RunTop();
   void ChooseOutputs();
   void DecideInPlace(size_t index);
@@ -68,6 +72,7 @@ class Engine::Impl {
   bool Settle(OperationId operation, StorageId source);
   // Fills dependents_. False: an operation that is yet to run reads the source.
   bool FindDependents(OperationId operation, StorageId source);
+  void MeasureNextUses();
   bool PlaceOutputs();
   bool PlaceTogether(size_t placed_count, Side side);
   BlockId FindRoom(int64_t bytes, Side side);
@@ -82,7 +87,8 @@ class Engine::Impl {
   std::vector<StorageId> dependents_;  // of Settle
   std::vector<StorageId> walk_;
   std::vector<uint8_t> seen_;
-  size_t permanents_made_ = 0;  // how often settling changed something
+  std::vector<OperationId> missing_;  // of PushMissing
+  size_t permanents_made_ = 0;        // how often settling changed something
   int64_t recomputations_left_ = 0;
 };
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "cc/core/check.h"
 #include "cc/core/engine_impl.h"
@@ -88,11 +89,11 @@ StorageId Engine::Impl::AddAdopted(int64_t bytes) {
 
 void Engine::Impl::PushFrame(OperationId operation) {
   const Graph& graph = memory.graph();
-  const EdgeId first = graph.operation(operation).first_edge;
-  for (EdgeId e = first; e != kNone; e = graph.edge(e).next_in_operation) {
+  for (EdgeId e = graph.operation(operation).first_edge; e != kNone;
+       e = graph.edge(e).next_in_operation) {
     memory.Protect(graph.edge(e).storage, 1);
   }
-  frames_.push_back({operation, first, memory.losses(), false});
+  frames_.push_back({operation, false});
 }
 
 void Engine::Impl::PinTop() {
@@ -126,32 +127,56 @@ void Engine::Impl::Undo(const Residency::MarkPoint& mark, size_t floor) {
   while (frames_.size() > floor) PopFrame();
 }
 
-StorageId Engine::Impl::NextMissingInput(Frame& frame) const {
+bool Engine::Impl::PushMissing(OperationId operation) {
   const Graph& graph = memory.graph();
-  while (true) {
-    for (; frame.cursor != kNone; frame.cursor = graph.edge(frame.cursor).next_in_operation) {
-      const StorageId input = graph.edge(frame.cursor).storage;
-      if (graph.storage(input).state != StorageState::kResident) return input;
+  seen_.resize(static_cast<size_t>(std::max(graph.storage_capacity(), graph.operation_capacity())),
+               0);
+  missing_.clear();
+  const auto add_producers = [&](OperationId reader) {
+    for (EdgeId e = graph.operation(reader).first_edge; e != kNone;
+         e = graph.edge(e).next_in_operation) {
+      const Storage& input = graph.storage(graph.edge(e).storage);
+      if (input.state == StorageState::kResident) continue;
+      Check(input.state == StorageState::kEvicted && input.has_recipe(),
+            "an input that is not resident can be recomputed");
+      if (std::exchange(seen_[static_cast<size_t>(input.producer)], 1) == 0) {
+        missing_.push_back(input.producer);
+      }
     }
-    if (frame.losses_seen == memory.losses()) return kNone;
-    // Something was evicted since this pass began: it may have been an input seen before.
-    frame.losses_seen = memory.losses();
-    frame.cursor = graph.operation(frame.operation).first_edge;
+  };
+  add_producers(operation);
+  for (size_t i = 0; i < missing_.size(); ++i) add_producers(missing_[i]);
+  for (const OperationId id : missing_) seen_[static_cast<size_t>(id)] = 0;
+  std::sort(missing_.begin(), missing_.end(), [&](OperationId a, OperationId b) {
+    return graph.operation(a).sequence > graph.operation(b).sequence;
+  });
+  for (const OperationId id : missing_) PushFrame(id);
+  return !missing_.empty();
+}
+
+bool Engine::Impl::IsWaitedFor(OperationId operation) const {
+  const Graph& graph = memory.graph();
+  if (!graph.operation(operation).executed) return true;
+  for (OutputId o = graph.operation(operation).first_output; o != kNone; o = graph.output(o).next) {
+    const StorageId output = graph.output(o).storage;
+    if (output != kNone && graph.storage(output).state == StorageState::kEvicted) return true;
   }
+  return false;
 }
 
 bool Engine::Impl::RunFramesAbove(size_t floor) {
   while (frames_.size() > floor) {
-    const StorageId missing = NextMissingInput(frames_.back());
-    if (missing == kNone) {
+    const OperationId operation = frames_.back().operation;
+    if (!IsWaitedFor(operation)) {
+      PopFrame();
+      continue;
+    }
+    if (!PushMissing(operation)) {
       if (!RunTop()) return false;
       continue;
     }
-    const Storage& storage = memory.graph().storage(missing);
-    Check(storage.state == StorageState::kEvicted && storage.has_recipe(),
-          "an input that is not resident can be recomputed");
-    if (--recomputations_left_ < 0) return Fail(FailureReason::kThrashing, storage.bytes);
-    PushFrame(storage.producer);
+    recomputations_left_ -= static_cast<int64_t>(missing_.size());
+    if (recomputations_left_ < 0) return Fail(FailureReason::kThrashing, 0);
   }
   return true;
 }
@@ -246,19 +271,28 @@ Side Engine::Impl::SideOf(OperationId operation) const {
   return cost_seconds >= options.expensive_seconds_per_byte * bytes ? Side::kLeft : Side::kRight;
 }
 
+void Engine::Impl::MeasureNextUses() {
+  const Graph& graph = memory.graph();
+  double seconds = 0;
+  for (const Frame& frame : frames_) seconds += graph.operation(frame.operation).cost_seconds;
+  // From the last to run to the next one, so that the nearest use is what stays.
+  for (const Frame& frame : frames_) {
+    seconds -= graph.operation(frame.operation).cost_seconds;
+    for (EdgeId e = graph.operation(frame.operation).first_edge; e != kNone;
+         e = graph.edge(e).next_in_operation) {
+      memory.SetNextUse(graph.edge(e).storage, seconds);
+    }
+  }
+}
+
 BlockId Engine::Impl::FindRoom(int64_t bytes, Side side) {
   const BlockId block = memory.blocks().FindFree(bytes, side);
   if (block != kNone) return block;
   memory.CountSearch(memory.Fragmentation());
   const auto& timer = memory.options().timer;
   const double begin = timer ? timer() : 0;
-  memory.set_respect_protection(true);
-  BlockId room = evictor->MakeRoom(memory, bytes, side);
-  if (room == kNone && frames_.size() > 1) {
-    memory.set_respect_protection(false);
-    room = evictor->MakeRoom(memory, bytes, side);
-    memory.set_respect_protection(true);
-  }
+  if (frames_.size() > 1) MeasureNextUses();
+  const BlockId room = evictor->MakeRoom(memory, bytes, side);
   if (timer) memory.CountSearchSeconds(timer() - begin);
   return room;
 }
@@ -315,7 +349,6 @@ bool Engine::Impl::PlaceTogether(size_t placed_count, Side side) {
 }
 
 bool Engine::Impl::Fail(FailureReason reason, int64_t requested_bytes) {
-  memory.set_respect_protection(false);
   const BlockList& blocks = memory.blocks();
   failure = {.reason = reason,
              .requested_bytes = requested_bytes,
@@ -325,7 +358,6 @@ bool Engine::Impl::Fail(FailureReason reason, int64_t requested_bytes) {
              .largest_free_block_bytes = blocks.LargestFreeBytes(),
              .largest_window_bytes = memory.LargestWindowBytes(),
              .operation = frames_.empty() ? kNone : frames_.back().operation};
-  memory.set_respect_protection(true);
   return false;
 }
 

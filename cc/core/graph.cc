@@ -215,14 +215,15 @@ uint64_t Graph::Fingerprint(uint64_t hash) const {
                     scalars_.dead_output, scalars_.live_storages, scalars_.live_operations);
   for (StorageId i = 0; i < storages_.count(); ++i) {
     const Storage& s = storages_[i];
-    hash = HashValues(hash, s.bytes, Bits(s.cost_seconds), Bits(s.last_access), s.producer,
-                      s.output, s.refs, s.needed_by, s.block, s.first_consumer, s.component,
-                      s.evicted_neighbors, s.state, s.outside, s.permanent, s.may_overwrite);
+    hash =
+        HashValues(hash, s.bytes, Bits(s.cost_seconds), Bits(s.last_access), s.producer, s.output,
+                   s.refs, s.needed_by, s.block, s.first_consumer, s.component, s.evicted_neighbors,
+                   s.neighbor_components, s.state, s.outside, s.permanent, s.may_overwrite);
   }
   for (OperationId i = 0; i < operations_.count(); ++i) {
     const Operation& o = operations_[i];
     hash = HashValues(hash, Bits(o.cost_seconds), o.first_edge, o.first_output, o.live_outputs,
-                      o.recomputable, o.executed, o.alive);
+                      o.recomputable, o.executed, o.alive, o.sequence);
   }
   for (EdgeId i = 0; i < edges_.count(); ++i) {
     const Edge& e = edges_[i];

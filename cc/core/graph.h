@@ -38,6 +38,8 @@ struct Storage {
   EdgeId first_consumer = kNone;
   ComponentId component = kNone;  // while evicted, with union-find
   int32_t evicted_neighbors = 0;  // counted once per edge
+  // Exclusive or of their components, once per edge: where there is one, which one.
+  ComponentId neighbor_components = 0;
   StorageState state = StorageState::kDead;
   bool outside = false;
   bool permanent = false;
@@ -66,6 +68,7 @@ struct Output {
 
 struct Operation {
   double cost_seconds = 0;
+  int64_t sequence = 0;       // how many operations had run first when this one did
   EdgeId first_edge = kNone;  // of a recycled id: the next recycled one
   OutputId first_output = kNone;
   int32_t live_outputs = 0;

@@ -1,6 +1,7 @@
 #include "cc/core/neighborhood.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "cc/core/check.h"
@@ -13,7 +14,7 @@ void Neighborhood::ForEachNeighbor(StorageId storage, Visit visit) const {
   if (producer != kNone) {
     for (EdgeId e = graph_.operation(producer).first_edge; e != kNone;
          e = graph_.edge(e).next_in_operation) {
-      visit(graph_.edge(e).storage);
+      if (!visit(graph_.edge(e).storage)) return;
     }
   }
   for (EdgeId e = graph_.storage(storage).first_consumer; e != kNone;
@@ -21,25 +22,21 @@ void Neighborhood::ForEachNeighbor(StorageId storage, Visit visit) const {
     const OperationId consumer = graph_.edge(e).operation;
     for (OutputId o = graph_.operation(consumer).first_output; o != kNone;
          o = graph_.output(o).next) {
-      if (graph_.output(o).storage != kNone) visit(graph_.output(o).storage);
+      if (graph_.output(o).storage != kNone && !visit(graph_.output(o).storage)) return;
     }
   }
 }
 
 void Neighborhood::OnEvicted(StorageId storage) {
   ++evicted_count_;
-  ForEachNeighbor(storage,
-                  [&](StorageId neighbor) { ++graph_.MutableStorage(neighbor).evicted_neighbors; });
-  if (mode_ == NeighborhoodMode::kUnionFind) {
-    AddNode(storage);
-    RebuildIfMany();
-  }
+  if (mode_ == NeighborhoodMode::kUnionFind) AddNode(storage);
+  TellNeighbors(storage, 1);
+  if (components_.count() > 1024 + 8 * evicted_count_) Rebuild();
 }
 
 void Neighborhood::OnNoLongerEvicted(StorageId storage) {
   --evicted_count_;
-  ForEachNeighbor(storage,
-                  [&](StorageId neighbor) { --graph_.MutableStorage(neighbor).evicted_neighbors; });
+  TellNeighbors(storage, -1);
   if (mode_ != NeighborhoodMode::kUnionFind) return;
   Storage& record = graph_.MutableStorage(storage);
   components_.Mutable(Root(record.component)).cost -= ToFixed(record.cost_seconds);
@@ -47,19 +44,30 @@ void Neighborhood::OnNoLongerEvicted(StorageId storage) {
   if (evicted_count_ == 0) components_.Clear();
 }
 
-void Neighborhood::CountAcross(OperationId operation, int32_t sign) {
+void Neighborhood::Tell(StorageId storage, StorageId evicted, int32_t sign) {
+  const ComponentId component = graph_.storage(evicted).component;
+  Storage& record = graph_.MutableStorage(storage);
+  record.evicted_neighbors += sign;
+  record.neighbor_components ^= component;
+}
+
+void Neighborhood::TellNeighbors(StorageId storage, int32_t sign) {
+  ForEachNeighbor(storage, [&](StorageId neighbor) {
+    Tell(neighbor, storage, sign);
+    return true;
+  });
+}
+
+void Neighborhood::TellAcross(OperationId operation, int32_t sign) {
   if (evicted_count_ == 0) return;
   const Operation& op = graph_.operation(operation);
   for (EdgeId e = op.first_edge; e != kNone; e = graph_.edge(e).next_in_operation) {
     const StorageId input = graph_.edge(e).storage;
-    const bool input_evicted = graph_.storage(input).state == StorageState::kEvicted;
     for (OutputId o = op.first_output; o != kNone; o = graph_.output(o).next) {
       const StorageId output = graph_.output(o).storage;
       if (output == kNone) continue;
-      if (input_evicted) graph_.MutableStorage(output).evicted_neighbors += sign;
-      if (graph_.storage(output).state == StorageState::kEvicted) {
-        graph_.MutableStorage(input).evicted_neighbors += sign;
-      }
+      if (graph_.storage(input).state == StorageState::kEvicted) Tell(output, input, sign);
+      if (graph_.storage(output).state == StorageState::kEvicted) Tell(input, output, sign);
     }
   }
 }
@@ -74,27 +82,35 @@ void Neighborhood::AddNode(StorageId storage) {
   graph_.MutableStorage(storage).component = root;
   if (graph_.storage(storage).evicted_neighbors == 0) return;
   ForEachNeighbor(storage, [&](StorageId neighbor) {
-    // While rebuilding, neighbours without a node are still to come and will join this one.
-    if (graph_.storage(neighbor).component == kNone) return;
+    if (graph_.storage(neighbor).component == kNone) return true;
     ComponentId other = Root(graph_.storage(neighbor).component);
-    if (other == root) return;
+    if (other == root) return true;
     if (components_[root].nodes < components_[other].nodes) std::swap(root, other);
     const Component child = components_[other];
     components_.Mutable(other).parent = root;
     Component& parent = components_.Mutable(root);
     parent.cost += child.cost;
     parent.nodes += child.nodes;
+    return true;
   });
 }
 
-void Neighborhood::RebuildIfMany() {
-  if (components_.count() <= 1024 + 8 * evicted_count_) return;
+void Neighborhood::Rebuild() {
   components_.Clear();
-  for (StorageId s = 0; s < graph_.storage_capacity(); ++s) {
-    if (graph_.storage(s).component != kNone) graph_.MutableStorage(s).component = kNone;
+  const int32_t count = graph_.storage_capacity();
+  for (StorageId s = 0; s < count; ++s) {
+    const Storage& storage = graph_.storage(s);
+    if (storage.component == kNone && storage.evicted_neighbors == 0) continue;
+    Storage& record = graph_.MutableStorage(s);
+    record.component = kNone;
+    record.evicted_neighbors = 0;
+    record.neighbor_components = 0;
   }
-  for (StorageId s = 0; s < graph_.storage_capacity(); ++s) {
-    if (graph_.storage(s).state == StorageState::kEvicted) AddNode(s);
+  // Each joins those before it, which have told it.
+  for (StorageId s = 0; s < count; ++s) {
+    if (graph_.storage(s).state != StorageState::kEvicted) continue;
+    AddNode(s);
+    TellNeighbors(s, 1);
   }
 }
 
@@ -114,14 +130,31 @@ bool Neighborhood::FirstVisit(int32_t id) const {
 }
 
 Fixed Neighborhood::ComponentsCost(StorageId storage) const {
-  BeginVisits(components_.count());
+  // The search asks this of every block: few evicted neighbours are the rule, and the walk stops
+  // at the last of them.
+  constexpr int kFew = 8;
+  int32_t left = graph_.storage(storage).evicted_neighbors;
+  if (left == 1) return components_[Root(graph_.storage(storage).neighbor_components)].cost;
+  std::array<ComponentId, kFew> roots;
+  int count = 0;
   Fixed cost = 0;
-  ForEachNeighbor(storage, [&](StorageId neighbor) {
+  if (left > kFew) BeginVisits(components_.count());
+  const bool few = left <= kFew;
+  const auto visit = [&](StorageId neighbor) {
     const ComponentId component = graph_.storage(neighbor).component;
-    if (component == kNone) return;
+    if (component == kNone) return true;
     const ComponentId root = Root(component);
-    if (FirstVisit(root)) cost += components_[root].cost;
-  });
+    bool first = true;
+    if (few) {
+      for (int i = 0; i < count; ++i) first &= roots[static_cast<size_t>(i)] != root;
+      if (first) roots[static_cast<size_t>(count++)] = root;
+    } else {
+      first = FirstVisit(root);
+    }
+    if (first) cost += components_[root].cost;
+    return --left > 0;
+  };
+  if (left > 0) ForEachNeighbor(storage, visit);
   return cost;
 }
 
@@ -172,11 +205,17 @@ void Neighborhood::Validate() const {
     const Storage& storage = graph_.storage(s);
     if (storage.state == StorageState::kDead) continue;
     int32_t evicted_neighbors = 0;
+    ComponentId components = 0;
     ForEachNeighbor(s, [&](StorageId neighbor) {
-      if (graph_.storage(neighbor).state == StorageState::kEvicted) ++evicted_neighbors;
+      if (graph_.storage(neighbor).state != StorageState::kEvicted) return true;
+      ++evicted_neighbors;
+      components ^= graph_.storage(neighbor).component;
+      return true;
     });
     Check(evicted_neighbors == storage.evicted_neighbors,
           "evicted_neighbors counts the evicted neighbours");
+    Check(components == storage.neighbor_components,
+          "neighbor_components combines those of the evicted neighbours");
     const bool evicted = storage.state == StorageState::kEvicted;
     if (evicted) ++evicted_count;
     Check((storage.component != kNone) == (evicted && mode_ == NeighborhoodMode::kUnionFind),

@@ -41,8 +41,8 @@ class Neighborhood {
   // Before an evicted storage comes back or dies.
   void OnNoLongerEvicted(StorageId storage);
   // After an operation got its edges, and before it loses them all.
-  void OnEdgesAdded(OperationId operation) { CountAcross(operation, 1); }
-  void OnEdgesGoing(OperationId operation) { CountAcross(operation, -1); }
+  void OnEdgesAdded(OperationId operation) { TellAcross(operation, 1); }
+  void OnEdgesGoing(OperationId operation) { TellAcross(operation, -1); }
 
   // Seconds to run the operations around the storage that are evicted; not its own.
   [[nodiscard]] double CostAround(StorageId storage) const { return CostAround(storage, mode_); }
@@ -74,12 +74,16 @@ class Neighborhood {
     int32_t nodes = 1;
   };
 
+  // Until `visit` returns false.
   template <typename Visit>
   void ForEachNeighbor(StorageId storage, Visit visit) const;
-  void CountAcross(OperationId operation, int32_t sign);
+  // Adds (1) an evicted neighbour of a storage, or takes it away (-1).
+  void Tell(StorageId storage, StorageId evicted, int32_t sign);
+  void TellNeighbors(StorageId storage, int32_t sign);
+  void TellAcross(OperationId operation, int32_t sign);
   [[nodiscard]] ComponentId Root(ComponentId component) const;
   void AddNode(StorageId storage);
-  void RebuildIfMany();
+  void Rebuild();
   [[nodiscard]] Fixed ComponentsCost(StorageId storage) const;
   [[nodiscard]] Fixed ExactCost(StorageId storage) const;
 

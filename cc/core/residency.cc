@@ -5,34 +5,12 @@
 #include "cc/core/check.h"
 
 namespace coop {
-namespace {
-
-// Keeps scores finite where nothing has run since the last access, or everything costs nothing.
-constexpr double kMinStalenessSeconds = 1e-9;
-
-}  // namespace
-
 Residency::Residency(const EngineOptions& options)
     : options_(options),
+      scores_by_size_(!options.policy.sliding_window ||
+                      options.policy.heuristic != Heuristic::kCoop),
       blocks_(options.capacity_bytes, options.alignment_bytes),
       neighborhood_(graph_, options.policy.neighborhood) {}
-
-double Residency::Score(StorageId id) const {
-  const Storage& storage = graph_.storage(id);
-  // Nothing will read it but recomputations; it was brought back for one and goes first.
-  if (storage.refs == 0) return 0;
-  const double cost_seconds = ProjectedCost(id);
-  const double staleness_seconds =
-      std::max(scalars_.clock_seconds - storage.last_access, kMinStalenessSeconds);
-  const Policy& policy = options_.policy;
-  if (policy.sliding_window && policy.heuristic == Heuristic::kCoop) {
-    return cost_seconds / staleness_seconds;
-  }
-  int64_t bytes = blocks_[storage.block].bytes;
-  // Without the window nothing else accounts for sizes, so Coop scores as DTE (appendix B).
-  if (policy.heuristic != Heuristic::kDtr) bytes += blocks_.AdjacentFreeBytes(storage.block);
-  return cost_seconds / (static_cast<double>(bytes) * staleness_seconds);
-}
 
 int64_t Residency::LargestWindowBytes() const {
   int64_t largest = 0;
@@ -299,6 +277,7 @@ void Residency::CommitRun(OperationId id, std::span<const PlacedOutput> outputs)
   }
 
   graph_.MutableOperation(id).executed = true;
+  if (!recompute) graph_.MutableOperation(id).sequence = scalars_.stats.operations;
   if (overwrote_source) {
     // The source cannot come back, so what was made from it must not need it.
     for (const PlacedOutput& placed : outputs) {

@@ -8,9 +8,9 @@
 // state is consistent, says "this is the state after the actions so far". RollbackTo undoes.
 // Memory that goes while recording becomes an action, otherwise an entry of freed.
 //
-// Pins live only inside one transaction and are not recorded: `pins` are hard, `protects` are
-// inputs of operations that wait for others to be recomputed; they are respected only while
-// respect_protection is set.
+// Pins live only inside one transaction and are not recorded: `pins` are hard; `protects` counts
+// the waiting operations that read a storage. That is no ban: the score uses the time until the
+// next of those reads instead of the staleness, so what is read soon goes last.
 //
 // Invariants: those of engine.h. Thread rule: one thread at a time.
 // Complexity: O(edges of the storage) to evict or bring back; O(1) amortised to release.
@@ -18,6 +18,7 @@
 #ifndef COOP_CORE_RESIDENCY_H_
 #define COOP_CORE_RESIDENCY_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -48,16 +49,34 @@ class Residency {
   }
   [[nodiscard]] bool IsEvictableNow(StorageId id) const {
     const Hold& hold = holds_[static_cast<size_t>(id)];
-    return hold.pins == 0 && (hold.protects == 0 || !respect_protection_) &&
-           IsEvictable(graph_.storage(id));
+    return hold.pins == 0 && IsEvictable(graph_.storage(id));
   }
   [[nodiscard]] double ProjectedCost(StorageId id) const {
     const Storage& storage = graph_.storage(id);
     if (storage.evicted_neighbors == 0) return storage.cost_seconds;
     return storage.cost_seconds + neighborhood_.CostAround(id);
   }
-  // What evicting a resident storage costs, by the policy. Finite or infinite, never not-a-number.
-  [[nodiscard]] double Score(StorageId id) const;
+  // What evicting a resident storage costs, by the policy. Never not-a-number. Inline: the window
+  // search asks it of every block.
+  [[nodiscard]] double Score(StorageId id) const {
+    const Storage& storage = graph_.storage(id);
+    const Hold& hold = holds_[static_cast<size_t>(id)];
+    // Nothing will read it but recomputations, and none of those under way: it goes first.
+    if (storage.refs == 0 && hold.protects == 0) return 0;
+    const double cost_seconds = ProjectedCost(id);
+    // Staleness guesses when it is read next; for what waiting operations read that is known.
+    const double staleness_seconds = std::max(
+        hold.protects > 0 ? hold.next_use_seconds : scalars_.clock_seconds - storage.last_access,
+        kMinStalenessSeconds);
+    if (!scores_by_size_) return cost_seconds / staleness_seconds;
+    const Block& block = blocks_[storage.block];
+    int64_t bytes = block.bytes;
+    // Without the window nothing else accounts for sizes, so Coop scores as DTE (appendix B).
+    if (options_.policy.heuristic != Heuristic::kDtr) {
+      bytes += blocks_.AdjacentFreeBytes(storage.block);
+    }
+    return cost_seconds / (static_cast<double>(bytes) * staleness_seconds);
+  }
   // Bytes of the largest run of neighbours that are free or evictable now.
   [[nodiscard]] int64_t LargestWindowBytes() const;
   [[nodiscard]] int64_t EvictableBytesNow() const;
@@ -103,8 +122,9 @@ class Residency {
   [[nodiscard]] int32_t protects(StorageId id) const {
     return holds_[static_cast<size_t>(id)].protects;
   }
+  // How long until a protected storage is read next: what is known there instead of staleness.
+  void SetNextUse(StorageId id, double seconds) { HoldOf(id).next_use_seconds = seconds; }
   void ClearPins() { holds_.assign(holds_.size(), {}); }
-  void set_respect_protection(bool respect) { respect_protection_ = respect; }
 
   // --- Transactions ---
   struct Scalars {
@@ -143,6 +163,7 @@ class Residency {
   struct Hold {
     int32_t pins = 0;
     int32_t protects = 0;
+    double next_use_seconds = 0;  // while protects > 0: until its next reader runs
   };
 
   [[nodiscard]] Hold& HoldOf(StorageId id) { return holds_[static_cast<size_t>(id)]; }
@@ -156,13 +177,16 @@ class Residency {
   void Kill(StorageId id);
   void CollectUnwanted();
 
+  // Keeps scores finite where nothing has run since the last access, or everything costs nothing.
+  static constexpr double kMinStalenessSeconds = 1e-9;
+
   EngineOptions options_;
+  bool scores_by_size_;
   BlockList blocks_;
   Graph graph_;
   Neighborhood neighborhood_;
   Scalars scalars_;
   std::vector<Hold> holds_;  // parallel to the storages
-  bool respect_protection_ = true;
   bool recording_ = false;
   int64_t losses_ = 0;
   std::vector<StorageId> unwanted_;  // work list of CollectUnwanted

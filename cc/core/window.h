@@ -36,77 +36,77 @@ struct Window {
   Fixed score = 0;
 };
 
-// Takes the blocks in address order, one at a time.
+// Takes the blocks in address order, one at a time. Keeps running totals before each block, so that
+// the sums of a window are differences of two of them.
 class WindowSearch {
  public:
   void Begin(int64_t request_bytes, Side side) {
     request_bytes_ = request_bytes > 1 ? request_bytes : 1;
     side_ = side;
+    count_ = 0;
+    head_ = 0;
     found_ = false;
-    Barrier();
+    if (totals_.empty()) Grow();
+    totals_[0] = {};
   }
 
   // A free or evictable block. `score` is 0 for a free one.
-  void Push(int32_t id, int64_t bytes, Fixed score, bool is_free) {
-    const int64_t evicted_bytes = is_free ? 0 : bytes;
-    entries_.push_back({score, bytes, evicted_bytes, id, order_++});
-    score_ += score;
-    bytes_ += bytes;
-    evicted_bytes_ += evicted_bytes;
-    if (bytes_ < request_bytes_) return;
-    while (bytes_ - entries_[head_].bytes >= request_bytes_) {
-      const Entry& left = entries_[head_++];
-      score_ -= left.score;
-      bytes_ -= left.bytes;
-      evicted_bytes_ -= left.evicted_bytes;
+  [[gnu::always_inline]] void Push(int32_t id, int64_t bytes, Fixed score, bool is_free) {
+    if (count_ + 1 == totals_.size()) Grow();
+    const Totals& before = totals_[count_];
+    Totals& after = totals_[count_ + 1];
+    after.score = before.score + score;
+    after.bytes = before.bytes + bytes;
+    after.evicted_bytes = before.evicted_bytes + (is_free ? 0 : bytes);
+    ids_[count_++] = id;
+    if (after.bytes - totals_[head_].bytes < request_bytes_) return;
+    while (after.bytes - totals_[head_ + 1].bytes >= request_bytes_) ++head_;
+    const Totals& first = totals_[head_];
+    const Fixed window_score = after.score - first.score;
+    const int64_t evicted_bytes = after.evicted_bytes - first.evicted_bytes;
+    if (found_) {
+      if (window_score > best_.score) return;
+      if (window_score == best_.score) {
+        if (evicted_bytes > best_.evicted_bytes) return;
+        // Windows come in address order, of their last blocks.
+        if (evicted_bytes == best_.evicted_bytes && side_ == Side::kLeft && head_ >= best_head_) {
+          return;
+        }
+      }
     }
-    if (!found_ || IsBetter()) {
-      found_ = true;
-      best_ = {entries_[head_].id, id, bytes_, evicted_bytes_, score_};
-      best_first_order_ = entries_[head_].order;
-    }
+    found_ = true;
+    best_ = {ids_[head_], id, after.bytes - first.bytes, evicted_bytes, window_score};
+    best_head_ = head_;
   }
 
   // A block that may not be evicted.
-  void Barrier() {
-    entries_.clear();
-    head_ = 0;
-    score_ = 0;
-    bytes_ = 0;
-    evicted_bytes_ = 0;
-  }
+  void Barrier() { head_ = count_; }
 
   [[nodiscard]] std::optional<Window> Best() const {
     return found_ ? std::optional<Window>(best_) : std::nullopt;
   }
 
  private:
-  struct Entry {
-    Fixed score;
-    int64_t bytes;
-    int64_t evicted_bytes;
-    int32_t id;
-    int32_t order;
+  struct Totals {
+    Fixed score = 0;
+    int64_t bytes = 0;
+    int64_t evicted_bytes = 0;
   };
 
-  [[nodiscard]] bool IsBetter() const {
-    if (score_ != best_.score) return score_ < best_.score;
-    if (evicted_bytes_ != best_.evicted_bytes) return evicted_bytes_ < best_.evicted_bytes;
-    // Blocks come in address order: this window ends after the best one so far.
-    return side_ == Side::kRight || entries_[head_].order < best_first_order_;
+  void Grow() {
+    totals_.resize(2 * totals_.size() + 64);
+    ids_.resize(totals_.size());
   }
 
-  int64_t request_bytes_ = 0;
+  int64_t request_bytes_ = 1;
   Side side_ = Side::kLeft;
   bool found_ = false;
   Window best_;
-  int32_t best_first_order_ = 0;
-  std::vector<Entry> entries_;  // the window is [head_, end)
-  size_t head_ = 0;
-  int32_t order_ = 0;
-  Fixed score_ = 0;
-  int64_t bytes_ = 0;
-  int64_t evicted_bytes_ = 0;
+  size_t best_head_ = 0;
+  size_t head_ = 0;             // the window is [head_, count_)
+  size_t count_ = 0;            // blocks pushed
+  std::vector<Totals> totals_;  // [n]: of all blocks before the n-th
+  std::vector<int32_t> ids_;
 };
 
 // The same search over given blocks, for tests and benchmarks. Ids are indices into the span.
