@@ -184,6 +184,9 @@ class Engine:
     def materialize(self, storage: int) -> list[Action] | None:
         """Bring a storage back; returns the actions to carry out (NoSpaceError: no room)."""
 
+    def discard(self, storage: int) -> bool:
+        """Drop the memory of an evictable storage that is most likely not read again."""
+
     def evict_all(self) -> list[Action] | None:
         """Evict everything evictable."""
 

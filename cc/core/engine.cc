@@ -174,6 +174,14 @@ void Engine::EvictAll() {
   AfterMutation(*this);
 }
 
+bool Engine::Discard(StorageId storage) {
+  impl_->memory.Commit();
+  const bool evictable = IsEvictable(storage);
+  if (evictable) impl_->memory.Discard(storage);
+  AfterMutation(*this);
+  return evictable;
+}
+
 size_t Engine::Abort(size_t actions_done) {
   const size_t done = impl_->memory.Abort(actions_done);
   AfterMutation(*this);

@@ -114,6 +114,9 @@ class Engine {
   // The last reference: the storage dies, or, if a recomputation may need it, is evicted at once
   // (and stays resident if it has no recipe).
   void Release(StorageId storage);
+  // Drops the memory of a storage that is evictable, without its being an eviction to make room:
+  // the front end expects no further use, but keeps its references. False where it is not.
+  bool Discard(StorageId storage);
   // Storages whose memory is gone since ClearFreed, except through actions. An id in it may already
   // be that of a new storage if storages were added in between: take it before adding.
   [[nodiscard]] const std::vector<StorageId>& freed() const;

@@ -90,6 +90,11 @@ BlockId Residency::Evict(StorageId id) {
   return free_block;
 }
 
+void Residency::Discard(StorageId id) {
+  MakeEvicted(id);
+  freed.push_back(id);
+}
+
 void Residency::ReportGone(StorageId id) {
   if (recording_) {
     Emit({.kind = ActionKind::kDrop, .id = id});

@@ -99,6 +99,8 @@ class Residency {
   void Reserve(BlockId free_block, int64_t bytes);
   // Drops the memory of an evictable storage; returns the free block that contains its block.
   BlockId Evict(StorageId id);
+  // Drops it as nobody's victim: listed in freed, not counted as an eviction.
+  void Discard(StorageId id);
   void CountAdopted(int64_t bytes, Side side);
   [[nodiscard]] Side AdoptionSide() const;
   void CountSearch(double fragmentation);

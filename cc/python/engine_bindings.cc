@@ -272,6 +272,10 @@ void BindEngine(nb::module_& module) {
             return self.Actions(0);
           },
           nb::arg("storage"))
+      .def(
+          "discard",
+          [](PyEngine& self, StorageId storage) { return self.engine().Discard(storage); },
+          nb::arg("storage"))
       .def("evict_all",
            [](PyEngine& self) {
              self.engine().EvictAll();

@@ -84,6 +84,7 @@ class Session:
         self._views: dict[int, dict[Hashable, jax.Array]] = {}
         self._recipes: dict[int, tuple[Executable, tuple[Any, ...], tuple[int, ...]]] = {}
         self._outside: dict[int, int] = {}
+        self._hints: dict[int, int] = {}
         self._outside_bytes = 0
         self._workspace_bytes = runtime._workspace_bytes
         self._reserved_bytes = 0
@@ -163,8 +164,13 @@ class Session:
 
     def release_hint(self, value: Value) -> None:
         """The value is most likely not read again: its memory goes, its recipe stays."""
+        storage = value.storage
+        hints = self._hints[storage] = self._hints.get(storage, 0) + 1
+        if hints < self._engine.refs_of(storage):
+            return  # a view of it may still be read
         self._collect()
-        self._drop(self._engine.evict(value.storage))
+        if self._engine.discard(storage):
+            self._drop(self._engine.freed())
 
     # --- Running ---
 
@@ -173,17 +179,19 @@ class Session:
         primitive: Any,
         operands: Sequence[Any],
         params: dict[str, Any],
-    ) -> list[Any]:
+    ) -> list[Value]:
         """Runs a primitive on values, arrays and scalars."""
         name = primitive.name
         if name in primitives.CONTROL_FLOW:
-            return self._control_flow(name, operands, params)
-        prepared = self._prepare(primitive, operands, params, None, ())
-        if prepared is None:
+            results = self._control_flow(name, operands, params)
+        else:
+            prepared = self._prepare(primitive, operands, params, None, ())
+            if prepared is not None:
+                return self._apply_prepared(prepared, operands)
             body = jaxprs.call_body(primitive, params)
             assert body is not None
-            return self.call(body[0], body[1], list(operands))
-        return self._apply_prepared(prepared, operands)
+            results = self.call(body[0], body[1], list(operands))
+        return [x if type(x) is Value else self.value_of(x) for x in results]
 
     def call(self, jaxpr: Any, constants: Sequence[Any], operands: list[Any]) -> list[Any]:
         """Runs a jaxpr equation by equation; values go at their last use.
@@ -556,6 +564,7 @@ class Session:
     def _drop_one(self, storage: int) -> None:
         self._arrays.pop(storage, None)
         self._views.pop(storage, None)
+        self._hints.pop(storage, None)
         nbytes = self._outside.pop(storage, None)
         if nbytes is not None:
             self._outside_bytes -= nbytes
