@@ -51,7 +51,13 @@ class Engine::Impl {
 
   struct Frame {
     OperationId operation = kNone;
-    bool pinned = false;  // inputs are pinned instead of protected
+    double seconds_below = 0;  // cost of the frames below it
+    bool pinned = false;       // inputs are pinned instead of protected
+  };
+  // What ReadAt said of a frame's input before that frame: once for each of its input edges.
+  struct LaterReader {
+    StorageId storage = kNone;
+    double at_seconds = 0;
   };
 
   bool Prepare(OperationId operation);
@@ -72,7 +78,6 @@ class Engine::Impl {
   bool Settle(OperationId operation, StorageId source);
   // Fills dependents_. False: an operation that is yet to run reads the source.
   bool FindDependents(OperationId operation, StorageId source);
-  void MeasureNextUses();
   bool PlaceOutputs();
   bool PlaceTogether(size_t placed_count, Side side);
   BlockId FindRoom(int64_t bytes, Side side);
@@ -82,7 +87,8 @@ class Engine::Impl {
   void Undo(const Residency::MarkPoint& mark, size_t floor);
 
   std::vector<Frame> frames_;
-  std::vector<PlacedOutput> placed_;  // of the frame that is about to run
+  std::vector<LaterReader> later_readers_;  // a stack, as frames_
+  std::vector<PlacedOutput> placed_;        // of the frame that is about to run
   std::vector<size_t> order_;
   std::vector<StorageId> dependents_;  // of Settle
   std::vector<StorageId> walk_;

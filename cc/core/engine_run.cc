@@ -89,11 +89,16 @@ StorageId Engine::Impl::AddAdopted(int64_t bytes) {
 
 void Engine::Impl::PushFrame(OperationId operation) {
   const Graph& graph = memory.graph();
+  const double pending_seconds = memory.pending_seconds() + graph.operation(operation).cost_seconds;
   for (EdgeId e = graph.operation(operation).first_edge; e != kNone;
        e = graph.edge(e).next_in_operation) {
-    memory.Protect(graph.edge(e).storage, 1);
+    const StorageId input = graph.edge(e).storage;
+    memory.Protect(input, 1);
+    // It runs before the frames below it: it is the next to read its inputs.
+    later_readers_.push_back({input, memory.ReadAt(input, pending_seconds)});
   }
-  frames_.push_back({operation, false});
+  frames_.push_back({operation, memory.pending_seconds(), false});
+  memory.set_pending_seconds(pending_seconds);
 }
 
 void Engine::Impl::PinTop() {
@@ -118,7 +123,12 @@ void Engine::Impl::PopFrame() {
     } else {
       memory.Protect(input, -1);
     }
+    // In the reverse order of PushFrame, for inputs that occur twice.
+    const LaterReader& later = later_readers_.back();
+    memory.ReadAt(later.storage, later.at_seconds);
+    later_readers_.pop_back();
   }
+  memory.set_pending_seconds(frame.seconds_below);
   frames_.pop_back();
 }
 
@@ -271,27 +281,12 @@ Side Engine::Impl::SideOf(OperationId operation) const {
   return cost_seconds >= options.expensive_seconds_per_byte * bytes ? Side::kLeft : Side::kRight;
 }
 
-void Engine::Impl::MeasureNextUses() {
-  const Graph& graph = memory.graph();
-  double seconds = 0;
-  for (const Frame& frame : frames_) seconds += graph.operation(frame.operation).cost_seconds;
-  // From the last to run to the next one, so that the nearest use is what stays.
-  for (const Frame& frame : frames_) {
-    seconds -= graph.operation(frame.operation).cost_seconds;
-    for (EdgeId e = graph.operation(frame.operation).first_edge; e != kNone;
-         e = graph.edge(e).next_in_operation) {
-      memory.SetNextUse(graph.edge(e).storage, seconds);
-    }
-  }
-}
-
 BlockId Engine::Impl::FindRoom(int64_t bytes, Side side) {
   const BlockId block = memory.blocks().FindFree(bytes, side);
   if (block != kNone) return block;
   memory.CountSearch(memory.Fragmentation());
   const auto& timer = memory.options().timer;
   const double begin = timer ? timer() : 0;
-  if (frames_.size() > 1) MeasureNextUses();
   const BlockId room = evictor->MakeRoom(memory, bytes, side);
   if (timer) memory.CountSearchSeconds(timer() - begin);
   return room;

@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "cc/core/block_list.h"
@@ -65,9 +66,10 @@ class Residency {
     if (storage.refs == 0 && hold.protects == 0) return 0;
     const double cost_seconds = ProjectedCost(id);
     // Staleness guesses when it is read next; for what waiting operations read that is known.
-    const double staleness_seconds = std::max(
-        hold.protects > 0 ? hold.next_use_seconds : scalars_.clock_seconds - storage.last_access,
-        kMinStalenessSeconds);
+    const double staleness_seconds =
+        std::max(hold.protects > 0 ? pending_seconds_ - hold.read_at_seconds
+                                   : scalars_.clock_seconds - storage.last_access,
+                 kMinStalenessSeconds);
     if (!scores_by_size_) return cost_seconds / staleness_seconds;
     const Block& block = blocks_[storage.block];
     int64_t bytes = block.bytes;
@@ -124,8 +126,14 @@ class Residency {
   [[nodiscard]] int32_t protects(StorageId id) const {
     return holds_[static_cast<size_t>(id)].protects;
   }
-  // How long until a protected storage is read next: what is known there instead of staleness.
-  void SetNextUse(StorageId id, double seconds) { HoldOf(id).next_use_seconds = seconds; }
+  // Waiting operations are a stack. Seconds count from its bottom: pending_seconds is the cost of
+  // all of them, and what is read next by one of them is read once those above it have run.
+  [[nodiscard]] double pending_seconds() const { return pending_seconds_; }
+  void set_pending_seconds(double seconds) { pending_seconds_ = seconds; }
+  // Says where in the stack the next reader is; returns what was said before.
+  double ReadAt(StorageId id, double seconds) {
+    return std::exchange(HoldOf(id).read_at_seconds, seconds);
+  }
   void ClearPins() { holds_.assign(holds_.size(), {}); }
 
   // --- Transactions ---
@@ -165,7 +173,7 @@ class Residency {
   struct Hold {
     int32_t pins = 0;
     int32_t protects = 0;
-    double next_use_seconds = 0;  // while protects > 0: until its next reader runs
+    double read_at_seconds = 0;  // while protects > 0: pending_seconds up to its next reader
   };
 
   [[nodiscard]] Hold& HoldOf(StorageId id) { return holds_[static_cast<size_t>(id)]; }
@@ -189,6 +197,7 @@ class Residency {
   Neighborhood neighborhood_;
   Scalars scalars_;
   std::vector<Hold> holds_;  // parallel to the storages
+  double pending_seconds_ = 0;
   bool recording_ = false;
   int64_t losses_ = 0;
   std::vector<StorageId> unwanted_;  // work list of CollectUnwanted
