@@ -85,7 +85,8 @@ class Engine {
   // call that adds or removes a storage.
   void OutputsOf(OperationId operation, std::vector<StorageId>* outputs) const;
 
-  // Brings in the inputs, places the outputs, runs. The operation's own run is the last action.
+  // Brings in the inputs, places the outputs, runs. The operation's own run is the last action
+  // (but for kDrop of inputs that the caller let go of before).
   // False: see failure(); nothing has changed, the caller may Forget the operation.
   // Afterwards the id stays valid only while the operation is live (see retired()).
   [[nodiscard]] bool Run(OperationId operation);
