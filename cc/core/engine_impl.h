@@ -65,6 +65,7 @@ class Engine::Impl {
   void PushFrame(OperationId operation);
   void PopFrame();
   void PinTop();
+  void PinInputs(OperationId operation, int32_t change);
   bool RunFramesAbove(size_t floor);
   // Pushes frames for everything that must be recomputed before the operation can run; false if
   // nothing must.
@@ -83,6 +84,7 @@ class Engine::Impl {
   BlockId FindRoom(int64_t bytes, Side side);
   bool Fail(FailureReason reason, int64_t requested_bytes);
   [[nodiscard]] Side SideOf(OperationId operation) const;
+  [[nodiscard]] int64_t OutputBytes(OperationId operation) const;
   [[nodiscard]] int32_t EdgesBetween(OperationId operation, StorageId storage) const;
   void Undo(const Residency::MarkPoint& mark, size_t floor);
 
@@ -96,6 +98,7 @@ class Engine::Impl {
   std::vector<OperationId> missing_;  // of PushMissing
   size_t permanents_made_ = 0;        // how often settling changed something
   int64_t recomputations_left_ = 0;
+  bool keep_requested_inputs_ = true;  // of this attempt, see Prepare
 };
 
 }  // namespace coop

@@ -12,8 +12,17 @@ bool Engine::Impl::Prepare(OperationId operation) {
   if (memory.options().policy.evict_always && !memory.graph().operation(operation).executed) {
     EvictEverything();
   }
-  PushFrame(operation);
-  if (RunFramesAbove(0)) return true;
+  // What the requested operation already has in memory stays while the rest is brought back: to
+  // lose it would often mean to begin again. Where that leaves too little room it may go, too.
+  for (const bool keep : {true, false}) {
+    keep_requested_inputs_ = keep;
+    const int64_t budget = recomputations_left_;
+    const Residency::MarkPoint attempt = memory.Mark();
+    PushFrame(operation);
+    if (RunFramesAbove(0)) return true;
+    Undo(attempt, 0);
+    recomputations_left_ = budget;
+  }
   Undo(start, 0);
   memory.Commit();
   return false;
@@ -186,7 +195,9 @@ bool Engine::Impl::RunFramesAbove(size_t floor) {
       continue;
     }
     recomputations_left_ -= static_cast<int64_t>(missing_.size());
-    if (recomputations_left_ < 0) return Fail(FailureReason::kThrashing, 0);
+    if (recomputations_left_ < 0) {  // the report names what would have come back next
+      return Fail(FailureReason::kThrashing, OutputBytes(missing_.back()));
+    }
   }
   return true;
 }
@@ -269,16 +280,30 @@ void Engine::Impl::DecideInPlace(size_t index) {
   placed_[index].in_place_input = output.in_place_input;
 }
 
+int64_t Engine::Impl::OutputBytes(OperationId operation) const {
+  const Graph& graph = memory.graph();
+  int64_t bytes = 0;
+  for (OutputId o = graph.operation(operation).first_output; o != kNone; o = graph.output(o).next) {
+    if (!graph.output(o).outside) bytes += graph.output(o).bytes;
+  }
+  return bytes;
+}
+
 Side Engine::Impl::SideOf(OperationId operation) const {
   const EngineOptions& options = memory.options();
   if (!options.policy.cheap_partitioning) return Side::kLeft;
   const Graph& graph = memory.graph();
-  double bytes = 0;
-  for (OutputId o = graph.operation(operation).first_output; o != kNone; o = graph.output(o).next) {
-    if (!graph.output(o).outside) bytes += static_cast<double>(graph.output(o).bytes);
-  }
+  const double bytes = static_cast<double>(OutputBytes(operation));
   const double cost_seconds = graph.operation(operation).cost_seconds;
   return cost_seconds >= options.expensive_seconds_per_byte * bytes ? Side::kLeft : Side::kRight;
+}
+
+void Engine::Impl::PinInputs(OperationId operation, int32_t change) {
+  const Graph& graph = memory.graph();
+  for (EdgeId e = graph.operation(operation).first_edge; e != kNone;
+       e = graph.edge(e).next_in_operation) {
+    memory.Pin(graph.edge(e).storage, change);
+  }
 }
 
 BlockId Engine::Impl::FindRoom(int64_t bytes, Side side) {
@@ -287,7 +312,13 @@ BlockId Engine::Impl::FindRoom(int64_t bytes, Side side) {
   memory.CountSearch(memory.Fragmentation());
   const auto& timer = memory.options().timer;
   const double begin = timer ? timer() : 0;
-  const BlockId room = evictor->MakeRoom(memory, bytes, side);
+  BlockId room = kNone;
+  if (keep_requested_inputs_ && frames_.size() > 1 && !frames_.front().pinned) {
+    PinInputs(frames_.front().operation, 1);
+    room = evictor->MakeRoom(memory, bytes, side);
+    PinInputs(frames_.front().operation, -1);
+  }
+  if (room == kNone) room = evictor->MakeRoom(memory, bytes, side);
   if (timer) memory.CountSearchSeconds(timer() - begin);
   return room;
 }
