@@ -186,34 +186,41 @@ TEST(PolicyTest, AValueThatNothingReferencesGoesFirst) {
   }
 }
 
-// Recomputation keeps its own stack: with one C++ frame a level this would overflow.
-TEST(PolicyTest, DepthTenThousandIsRecomputed) {
+// A chain of that many operations, of which only the end is held, evicted and brought back.
+void RecomputeChain(const Policy& policy, int64_t blocks, int depth) {
+  Engine engine(Options(policy, blocks));
+  std::vector<StorageId> last;
+  std::vector<StorageId> outputs;
+  for (int i = 0; i < depth; ++i) {
+    const OutputSpec spec{.bytes = 64};
+    const OperationId op = engine.AddOperation(last, {&spec, 1}, 1e-3, true);
+    engine.OutputsOf(op, &outputs);
+    ASSERT_TRUE(engine.Run(op));
+    for (const StorageId input : last) engine.Release(input);
+    last = outputs;
+  }
+  engine.EvictAll();
+  ASSERT_TRUE(engine.Materialize(last[0]));
+  EXPECT_EQ(engine.stats().recomputations, depth);
+  EXPECT_LE(engine.stats().peak_in_use_bytes, blocks * 64);
+  engine.Validate();
+  engine.Release(last[0]);
+  EXPECT_EQ(engine.live_operations(), 0);
+  EXPECT_EQ(engine.live_storages(), 0);
+}
+
+// Recomputation keeps its own stack: with C++ frames a level this would overflow.
+TEST(PolicyTest, DepthTenThousandIsRecomputed) { RecomputeChain(Policy::Coop(), 3, 10000); }
+
+TEST(PolicyTest, DeepChainsAreRecomputedOnceInTightAndLoosePools) {
 #if defined(COOP_CHECKED)
-  constexpr int kDepth = 2000;  // every mutation validates the whole state
+  constexpr int kDepth = 1500;  // every mutation validates the whole state: quadratic
 #else
   constexpr int kDepth = 10000;
 #endif
   for (const int64_t blocks : {int64_t{3}, int64_t{1} << 20}) {
     for (const Policy& policy : {Policy::Coop(), Policy::Dtr(), Policy::Dte()}) {
-      Engine engine(Options(policy, blocks));
-      std::vector<StorageId> last;
-      std::vector<StorageId> outputs;
-      for (int i = 0; i < kDepth; ++i) {
-        const OutputSpec spec{.bytes = 64};
-        const OperationId op = engine.AddOperation(last, {&spec, 1}, 1e-3, true);
-        engine.OutputsOf(op, &outputs);
-        ASSERT_TRUE(engine.Run(op));
-        for (const StorageId input : last) engine.Release(input);
-        last = outputs;
-      }
-      engine.EvictAll();
-      ASSERT_TRUE(engine.Materialize(last[0]));
-      EXPECT_EQ(engine.stats().recomputations, kDepth);
-      EXPECT_LE(engine.stats().peak_in_use_bytes, blocks * 64);
-      engine.Validate();
-      engine.Release(last[0]);
-      EXPECT_EQ(engine.live_operations(), 0);
-      EXPECT_EQ(engine.live_storages(), 0);
+      RecomputeChain(policy, blocks, kDepth);
     }
   }
 }
