@@ -199,6 +199,15 @@ void CheckedEngine::Release(StorageId storage) {
   TakeFreedAndRetired();
 }
 
+bool CheckedEngine::Discard(StorageId storage) {
+  const bool evictable = engine_.IsEvictable(storage);
+  const bool discarded = engine_.Discard(storage);
+  Require(discarded == evictable, "exactly what is evictable is discarded", storage);
+  TakeFreedAndRetired();
+  Require(!discarded || !memory_.Held(storage), "discarded but still there", storage);
+  return discarded;
+}
+
 bool CheckedEngine::Execute(OperationId own, std::optional<size_t> abort_at) {
   const std::vector<Action> actions = engine_.actions();  // copies: Abort may shorten them
   const std::vector<Placement> placements = engine_.placements();

@@ -75,6 +75,7 @@ class CheckedEngine {
   void MakePermanent(StorageId storage);
   void Retain(StorageId storage);
   void Release(StorageId storage);
+  bool Discard(StorageId storage);
 
   // Validates the engine and compares it with the memory.
   void Check() const;

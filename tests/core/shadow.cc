@@ -17,8 +17,10 @@ void Shadow::Step() {
     Submit();
   } else if (draw < 78) {
     AddSource();
-  } else if (draw < 83) {
+  } else if (draw < 82) {
     checked_.Retain(AnyHeld());
+  } else if (draw < 84) {
+    checked_.Discard(AnyHeld());
   } else if (draw < 94) {
     const StorageId storage = AnyHeld();
     checked_.Materialize(storage, AnyAbort());
@@ -64,6 +66,11 @@ void Shadow::Submit() {
   }
   const double cost_seconds = Chance(10) ? 0 : 1e-6 * (1 + Below(30));
   const OperationId op = checked_.Add(inputs, specs, cost_seconds, !Chance(6));
+  // An operation that waits keeps its inputs: they may be let go of before it runs.
+  if (!inputs.empty() && offered.empty() && Chance(15)) {
+    checked_.Release(inputs[0]);
+    checked_.Check();
+  }
   for (int attempt = 0; attempt < 3; ++attempt) {
     const int64_t failed_runs = checked_.counters().failed_runs;
     if (checked_.Run(op, AnyAbort())) {
