@@ -167,6 +167,19 @@ TEST(PolicyTest, FragmentationIsMeasuredWhenNoBlockFits) {
   EXPECT_DOUBLE_EQ(checked.engine().stats().fragmentation_max, 0.2);
 }
 
+TEST(PolicyTest, SearchesAreTimedByTheClockThatIsPassedIn) {
+  EngineOptions options = Options(Policy::Coop(), 2);
+  double now = 0;
+  options.timer = [&now] { return now += 1; };
+  CheckedEngine checked(options);
+  Compute(checked, {}, 1, 1e-3);
+  Compute(checked, {}, 1, 1e-3);
+  EXPECT_EQ(now, 0);
+  Compute(checked, {}, 1, 1e-3);
+  EXPECT_EQ(checked.engine().stats().searches, 1);
+  EXPECT_EQ(checked.engine().stats().search_seconds, 1);
+}
+
 // What was brought back for somebody else's recomputation goes before anything that is referenced.
 TEST(PolicyTest, AValueThatNothingReferencesGoesFirst) {
   for (const Policy& policy : {Policy::Coop(), Policy::Dtr(), Policy::Dte()}) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -207,6 +208,69 @@ TEST_P(ProgramTest, PlansAreTheSameFromRunToRun) {
         Options(GetParam().policy, std::max(capacity_bytes, kAlignmentBytes));
     EXPECT_TRUE(SamePlan(MakePlan(program, options), MakePlan(program, options)));
   }
+}
+
+// Storage 0 is an input; operations 0 and 1 read it and make 1 and 2.
+Program SmallProgram() {
+  Program program;
+  program.storage_bytes = {64, 64, 64};
+  program.storage_outside = {0, 0, 0};
+  program.inputs = {{.storage = 0, .where = Program::Where::kAdopt, .donated = true}};
+  program.op_input_begin = {0, 1, 2};
+  program.op_inputs = {0, 0};
+  program.op_output_begin = {0, 1, 2};
+  program.op_outputs = {1, 2};
+  program.op_in_place = {kNone, 0};
+  program.op_cost_seconds = {1, 1};
+  program.op_recomputable = {1, 1};
+  program.release_begin = {0, 0, 1};
+  program.releases = {0};
+  program.outputs = {1, 2};
+  return program;
+}
+
+TEST(ProgramMistakesTest, MalformedProgramsAreRefused) {
+  const PlanOptions options = Options(Policy::Coop(), 640);
+  EXPECT_TRUE(Check(SmallProgram(), options));
+  const auto refuses = [&](auto change) {
+    Program program = SmallProgram();
+    PlanOptions changed = options;
+    change(program, changed);
+    EXPECT_THROW((void)MakePlan(program, changed), std::invalid_argument);
+  };
+  refuses([](Program& p, PlanOptions&) { p.op_inputs[0] = 3; });
+  refuses([](Program& p, PlanOptions&) { p.op_inputs[0] = -1; });
+  refuses([](Program& p, PlanOptions&) { p.op_inputs[0] = 2; });  // before it exists
+  refuses([](Program& p, PlanOptions&) { p.op_outputs[1] = 1; });
+  refuses([](Program& p, PlanOptions&) { p.op_outputs[1] = 0; });
+  refuses([](Program& p, PlanOptions&) { p.op_in_place[1] = 1; });
+  refuses([](Program& p, PlanOptions&) { p.op_recomputable.pop_back(); });
+  refuses([](Program& p, PlanOptions&) { p.op_input_begin[1] = 7; });
+  refuses([](Program& p, PlanOptions&) { p.release_begin = {0, 1, 1}; });  // read after it
+  refuses([](Program& p, PlanOptions&) {
+    p.releases = {0, 0};
+    p.release_begin = {0, 0, 2};
+  });
+  refuses([](Program& p, PlanOptions&) { p.outputs = {3}; });
+  refuses([](Program& p, PlanOptions&) { p.storage_bytes[1] = -1; });
+  refuses([](Program& p, PlanOptions&) { p.inputs.push_back(p.inputs[0]); });
+  refuses([](Program&, PlanOptions& o) { o.foreign = {{0, 128}, {64, 64}}; });
+  refuses([](Program&, PlanOptions& o) { o.foreign = {{640, 64}}; });
+  refuses([](Program&, PlanOptions& o) { o.engine.alignment_bytes = 0; });
+}
+
+TEST(ProgramMistakesTest, AProgramWithoutOperationsReturnsItsInputs) {
+  Program program;
+  program.storage_bytes = {100};
+  program.storage_outside = {0};
+  program.inputs = {{.storage = 0, .where = Program::Where::kForeign, .offset = 128}};
+  program.op_input_begin = program.op_output_begin = program.release_begin = {0};
+  program.outputs = {0, 0};
+  EXPECT_TRUE(Check(program, Options(Policy::Coop(), 256)));
+  EXPECT_EQ(MakePlan(program, Options(Policy::Coop(), 256)).output_offsets[1], 128);
+  Program empty;
+  empty.op_input_begin = empty.op_output_begin = empty.release_begin = {0};
+  EXPECT_TRUE(Check(empty, Options(Policy::Coop(), 0)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, ProgramTest, ::testing::ValuesIn(AllPolicies()),
