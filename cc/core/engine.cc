@@ -268,6 +268,10 @@ int64_t Engine::largest_free_block_bytes() const {
 int64_t Engine::live_storages() const { return impl_->memory.graph().live_storages(); }
 int64_t Engine::live_operations() const { return impl_->memory.graph().live_operations(); }
 double Engine::clock_seconds() const { return impl_->memory.clock_seconds(); }
+void Engine::ResetPeak() {
+  impl_->memory.Commit();
+  impl_->memory.ResetPeak();
+}
 const Stats& Engine::stats() const { return impl_->memory.stats(); }
 const EngineOptions& Engine::options() const { return impl_->memory.options(); }
 

@@ -145,6 +145,8 @@ class Engine {
   [[nodiscard]] int64_t live_operations() const;
   [[nodiscard]] double clock_seconds() const;
   [[nodiscard]] const Stats& stats() const;
+  // Lets peak_in_use_bytes begin anew from what is in use now.
+  void ResetPeak();
   [[nodiscard]] const EngineOptions& options() const;
   // Evicts nothing; chooses a window as the next request of that many bytes would. For benchmarks.
   [[nodiscard]] bool SearchOnly(int64_t bytes) const;

@@ -81,6 +81,7 @@ class Engine::Impl {
   bool FindDependents(OperationId operation, StorageId source);
   bool PlaceOutputs();
   bool PlaceTogether(size_t placed_count, Side side);
+  BlockId RoomAtRightEnd(int64_t bytes);
   BlockId FindRoom(int64_t bytes, Side side);
   bool Fail(FailureReason reason, int64_t requested_bytes);
   [[nodiscard]] Side SideOf(OperationId operation) const;

@@ -62,7 +62,8 @@ bool Engine::Impl::Reserve(int64_t bytes) {
   int64_t missing = bytes - memory.stats().reserved_bytes;
   while (missing > 0) {
     int64_t part = blocks.RoundUp(missing);
-    BlockId room = FindRoom(part, Side::kRight);
+    BlockId room = RoomAtRightEnd(part);
+    if (room == kNone) room = FindRoom(part, Side::kRight);
     if (room == kNone) {  // in several blocks, the largest first
       part = memory.LargestWindowBytes();
       if (part > 0) room = FindRoom(part, Side::kRight);
@@ -78,6 +79,30 @@ bool Engine::Impl::Reserve(int64_t bytes) {
   }
   memory.SyncMarks();
   return true;
+}
+
+BlockId Engine::Impl::RoomAtRightEnd(int64_t bytes) {
+  // A reservation stays to the end: in the middle it would cut the pool in two.
+  const BlockList& blocks = memory.blocks();
+  walk_.clear();
+  for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) walk_.push_back(b);
+  while (!walk_.empty() && blocks[walk_.back()].holder == kReservedBlock) walk_.pop_back();
+  int64_t found = 0;
+  size_t left = walk_.size();
+  while (left > 0 && found < bytes) {
+    const Block& block = blocks[walk_[left - 1]];
+    if (!block.is_free() && (block.holder < 0 || !memory.IsEvictableNow(block.holder))) break;
+    found += block.bytes;
+    --left;
+  }
+  if (found < bytes) return kNone;
+  const int64_t end = blocks[walk_.back()].offset + blocks[walk_.back()].bytes;
+  BlockId block = walk_[left];
+  while (true) {
+    if (!blocks[block].is_free()) block = memory.Evict(blocks[block].holder);
+    if (blocks[block].offset + blocks[block].bytes >= end) return block;
+    block = blocks[block].next;
+  }
 }
 
 StorageId Engine::Impl::AddAdopted(int64_t bytes) {

@@ -105,6 +105,9 @@ class Residency {
   void Discard(StorageId id);
   void CountAdopted(int64_t bytes, Side side);
   [[nodiscard]] Side AdoptionSide() const;
+  void ResetPeak() {
+    scalars_.stats.peak_in_use_bytes = scalars_.stats.in_use_bytes + scalars_.stats.outside_bytes;
+  }
   void CountSearch(double fragmentation);
   void CountSearchSeconds(double seconds) { scalars_.stats.search_seconds += seconds; }
 

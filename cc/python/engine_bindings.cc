@@ -353,6 +353,7 @@ void BindEngine(nb::module_& module) {
           },
           nb::arg("storage"))
       .def("failure", [](const PyEngine& self) { return FailureDict(self.engine().failure()); })
+      .def("reset_peak", [](PyEngine& self) { self.engine().ResetPeak(); })
       .def("stats", [](const PyEngine& self) { return StatsDict(self.engine().stats()); })
       .def("validate", [](const PyEngine& self) { self.engine().Validate(); })
       .def("fingerprint", [](const PyEngine& self) { return self.engine().Fingerprint(); })

@@ -86,9 +86,10 @@ class Session:
         self._outside: dict[int, int] = {}
         self._hints: dict[int, int] = {}
         self._outside_bytes = 0
-        self._workspace_bytes = runtime._workspace_bytes
+        self._workspace_bytes = max(runtime._workspace_bytes, runtime._counters.workspace_bytes)
         self._reserved_bytes = 0
         self._peak_outside = 0
+        self._peak_bytes = 0
         self._externals: dict[int, tuple[Any, Value]] = {}
         self._memory.pool.drain_freed()
         self._foreign: dict[int, Value] = {}
@@ -451,6 +452,7 @@ class Session:
             self._collect()
         executable = prepared.executable
         if executable.workspace_bytes > self._workspace_bytes:
+            self._count_peak()
             self._workspace_bytes = executable.workspace_bytes
         self._reserve()
         try:
@@ -459,6 +461,8 @@ class Session:
             raise self._runtime.exceeded(error.failure, prepared.kernel.label) from None
         done = 0
         recipe = (executable, tuple(refs), outputs)
+        for retired in self._engine.retired() or ():
+            self._recipes.pop(retired, None)
         self._recipes[op] = recipe
         try:
             if actions is not None:
@@ -501,9 +505,10 @@ class Session:
             for k in executable.slot_results
         ]
         operands = [self._array(*r) if type(r) is tuple else r for r in refs]
+        first = not executable.checked
         begin = time.perf_counter()
         results = launch(executable, slots, operands, (), memory)
-        seconds = time.perf_counter() - begin
+        seconds = executable.kernel.cost_seconds if first else time.perf_counter() - begin
         counters = self._runtime._counters
         if recompute:
             counters.recompute_seconds += seconds
@@ -541,7 +546,8 @@ class Session:
         key = (aval.shape, aval.dtype)
         view = views.get(key)
         if view is None:
-            offset = self._engine.offset_of(storage)
+            # Where it lies now: the engine is already past the actions being carried out.
+            offset = self._memory.offset_of(base)
             view = views[key] = self._memory.view(offset, self._memory.spec(aval))
         return view
 
@@ -578,7 +584,7 @@ class Session:
     def _reserve(self) -> None:
         """Keeps room for what lies outside the pool; in steps, so that it is seldom asked for."""
         needed = self._outside_bytes + self._workspace_bytes
-        if needed <= self._reserved_bytes:
+        if needed <= self._reserved_bytes or self._runtime.budget_bytes is None:
             return
         step = min(1 << 16, self._runtime.capacity_bytes() >> 8)
         for target in (needed + step, needed):
@@ -595,12 +601,19 @@ class Session:
             return
         raise self._runtime.exceeded(failure, "arguments, small values and workspace")
 
+    def _count_peak(self) -> None:
+        """Notes the peak so far, which had the workspace so far beside it."""
+        peak = self._engine.stats()["peak_in_use_bytes"] + self._workspace_bytes
+        self._peak_bytes = max(self._peak_bytes, peak)
+        self._engine.reset_peak()
+
     def close(self) -> None:
         """Ends the session: everything that was not taken goes."""
+        self._count_peak()
         stats = self._engine.stats()
         self._runtime.count(
             stats,
-            peak_bytes=stats["peak_in_use_bytes"] + self._workspace_bytes,
+            peak_bytes=self._peak_bytes,
             outside_bytes=self._peak_outside,
             workspace_bytes=self._workspace_bytes,
         )
