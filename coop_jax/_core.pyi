@@ -267,9 +267,6 @@ class Plan:
     @property
     def feasible(self) -> bool: ...
     @property
-    def reset_peak(self) -> None:
-        """Let the statistics' peak begin anew from what is in use now."""
-
     def failure(self) -> dict[str, Any] | None: ...
     @property
     def failed_operation(self) -> int:

@@ -14,14 +14,16 @@ bool Engine::Impl::Prepare(OperationId operation) {
   }
   // What the requested operation already has in memory stays while the rest is brought back: to
   // lose it would often mean to begin again. Where that leaves too little room it may go, too.
-  for (const bool keep : {true, false}) {
-    keep_requested_inputs_ = keep;
-    const int64_t budget = recomputations_left_;
-    const Residency::MarkPoint attempt = memory.Mark();
+  // At last everything goes: an empty pool is not in pieces.
+  const int64_t bound = recomputations_left_;
+  const Residency::MarkPoint attempt = memory.Mark();
+  for (const int number : {1, 2, 3}) {
+    keep_requested_inputs_ = number == 1;
+    recomputations_left_ = bound;
+    if (number == 3) EvictEverything();
     PushFrame(operation);
     if (RunFramesAbove(0)) return true;
     Undo(attempt, 0);
-    recomputations_left_ = budget;
   }
   Undo(start, 0);
   memory.Commit();

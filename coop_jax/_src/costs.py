@@ -52,7 +52,7 @@ def profile_for(platform: str) -> DeviceProfile:
 
 def nbytes(aval: Any) -> int:
     """Bytes of a value of this shape and dtype."""
-    return math.prod(aval.shape) * max(1, getattr(aval.dtype, "itemsize", 1))
+    return int(math.prod(aval.shape)) * max(1, int(getattr(aval.dtype, "itemsize", 1)))
 
 
 _TRANSCENDENTAL = frozenset(
@@ -67,20 +67,20 @@ def flops(primitive: Any, params: dict[str, Any], ins: Sequence[Any], outs: Sequ
     out_size = float(sum(math.prod(a.shape) for a in outs))
     if name == "dot_general":
         (lhs_contract, _), _ = params["dimension_numbers"]
-        return 2.0 * out_size * math.prod(ins[0].shape[d] for d in lhs_contract)
+        return 2.0 * out_size * float(math.prod(ins[0].shape[d] for d in lhs_contract))
     if name == "conv_general_dilated":
         kernel = ins[1].shape
         out_features = kernel[params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * out_size * math.prod(kernel) / max(1, out_features)
+        return 2.0 * out_size * float(math.prod(kernel)) / max(1.0, float(out_features))
     in_size = float(sum(math.prod(a.shape) for a in ins))
     if name in ("sort", "top_k", "argsort"):
         return in_size * max(1.0, math.log2(max(2.0, in_size))) * 4
     if name == "fft":
         return 5.0 * in_size * max(1.0, math.log2(max(2.0, in_size)))
     if name in ("cholesky", "lu", "qr", "eigh", "svd", "triangular_solve", "eig", "geqrf"):
-        return 4.0 * in_size * max((a.shape[-1] for a in ins if a.shape), default=1)
+        return 4.0 * in_size * float(max((a.shape[-1] for a in ins if a.shape), default=1))
     if name == "reduce_window_sum" or name.startswith("reduce_window"):
-        return out_size * math.prod(params.get("window_dimensions", (1,)))
+        return out_size * float(math.prod(params.get("window_dimensions", (1,))))
     nested = sum(
         flops(e.primitive, e.params, [x.aval for x in e.invars], [v.aval for v in e.outvars])
         for jaxpr in jaxprs.nested_jaxprs(params)

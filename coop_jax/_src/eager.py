@@ -7,6 +7,7 @@ read. What the engine knows is the past alone, so plans are made as the program 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -17,7 +18,6 @@ from coop_jax._src import budget as budgets
 from coop_jax._src import kernels, planning, policies
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import eager as _scope
-from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.program import DynamicControlFlow, build_program
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.session import Session
@@ -149,7 +149,7 @@ class EagerFunction(Generic[P, R]):
                     " call, or delete() was called on it"
                 )
         runtime = self._runtime or self._make_runtime(leaves, tree)
-        with runtime.exclusive(), DeferredInterrupts():
+        with runtime.exclusive():
             return self._run(runtime, leaves, tree)
 
     def _run(self, runtime: Runtime, leaves: list[Any], tree: Any) -> R:
@@ -166,18 +166,17 @@ class EagerFunction(Generic[P, R]):
                 del result
                 values = [trace.value_of(x) for x in flat]
             taken = iter(session.take([v for v in values if v is not None]))
-            avals = [v.aval if v is not None else None for v in values]
             out = [
                 x
                 if v is None
                 else arrays.with_aval(
                     next(taken),
-                    weak_type=getattr(aval, "weak_type", False),
+                    weak_type=getattr(v.aval, "weak_type", False),
                     committed=committed,
-                    shape=aval.shape,
-                    dtype=aval.dtype,
+                    shape=v.aval.shape,
+                    dtype=v.aval.dtype,
                 )
-                for x, v, aval in zip(flat, values, avals, strict=True)
+                for x, v in zip(flat, values, strict=True)
             ]
             del values, flat, taken
         finally:
@@ -212,8 +211,18 @@ class EagerFunction(Generic[P, R]):
                 " flow of this function depends on values. Give the budget in bytes, for example"
                 " half of runtime.stats().peak_bytes after a call with budget=None."
             ) from error
+        # Eager execution does not know last uses beforehand, so nothing is in place.
+        settings = dataclasses.replace(
+            runtime._settings, policy=policies.without_in_place(runtime.policy)
+        )
+        workspace = 0
+        for op in program.operations:
+            outside = [program.storages[program.values[r].storage].outside for r in op.results]
+            modes = tuple(kernels.OUTSIDE if o else kernels.SLOT for o in outside)
+            executable = op.kernel.executable(modes, runtime.device, cache)
+            workspace = max(workspace, executable.workspace_bytes)
         engine_program = planning.core_program(program, program.donated)
-        return planning.unbudgeted_peak(program, engine_program, runtime._settings, 0)
+        return planning.unbudgeted_peak(program, engine_program, settings, workspace)
 
 
 def _is_array(x: Any) -> bool:

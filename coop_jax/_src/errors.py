@@ -23,6 +23,8 @@ class BudgetReport:
       operation: the operation that asked, or what else did ("inputs", "workspace").
       source: its source line, or "" where there is none.
       smallest_budget_bytes: the least budget that would do, where it is known.
+      thrashing: room could be found, but only by evicting again and again what was just brought
+        back; the search for an end of that was given up.
     """
 
     requested_bytes: int
@@ -34,6 +36,7 @@ class BudgetReport:
     operation: str
     source: str
     smallest_budget_bytes: int | None
+    thrashing: bool = False
 
 
 class BudgetExceededError(MemoryError):
@@ -71,9 +74,12 @@ def _describe(report: BudgetReport) -> str:
         ("largest free block", report.largest_free_block_bytes),
         ("largest window that could be evicted", report.largest_window_bytes),
     ]
-    lines = [
-        f"the budget does not suffice: {report.operation}{where} needs memory that no eviction can free."
-    ]
+    reason = (
+        "cannot bring back what it reads without evicting it again"
+        if report.thrashing
+        else "needs memory that no eviction can free"
+    )
+    lines = [f"the budget does not suffice: {report.operation}{where} {reason}."]
     lines += [f"  {name}: {format_bytes(count)} ({count} bytes)" for name, count in rows]
     if report.smallest_budget_bytes is None:
         lines.append(

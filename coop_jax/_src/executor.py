@@ -26,8 +26,6 @@ from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Operation, Program
 from coop_jax._src.stats import Counters
 
-_EVICT, _RUN, _DROP = 0, 1, 2
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
@@ -80,7 +78,7 @@ class CompiledPlan:
       instructions: what to do, in order.
       adopt: (input number, value, offset) of inputs to copy into the pool first.
       reserved: ranges of the pool that stand for memory used elsewhere.
-      plan: the engine's plan, with its statistics.
+      stats: what the engine counted while it planned.
       workspace_bytes: most temporary memory of one operation.
       outside_bytes: reserved for values outside the pool.
     """
@@ -88,7 +86,7 @@ class CompiledPlan:
     instructions: tuple[Run | View | Forget, ...]
     adopt: tuple[tuple[int, int, int], ...]
     reserved: tuple[tuple[int, int], ...]
-    plan: _core.Plan
+    stats: dict[str, Any]
     workspace_bytes: int
     outside_bytes: int
 
@@ -119,7 +117,7 @@ def compile_plan(
         instructions=tuple(instructions),
         adopt=translator.adopt,
         reserved=tuple(plan.reserved),
-        plan=plan,
+        stats=plan.stats,
         workspace_bytes=max([workspace_bytes, *translator.workspaces]),
         outside_bytes=outside_bytes,
     )
@@ -162,7 +160,7 @@ class _Translator:
 
     def translate(self) -> list[Run | View | Forget]:
         for action in self.actions:
-            if action[0] == _RUN:
+            if len(action) == 4:
                 self._run(action[1], action[2], action[3])
             else:
                 self._forget(action[1])
@@ -288,6 +286,7 @@ def execute(
                     if instruction.consumes_input and env[value] is not None:
                         env[value].delete()
                     env[value] = None
+        return [env[v] for v in program.outputs]
     except BaseException as error:
         if consumed:
             error.add_note(
@@ -295,7 +294,8 @@ def execute(
                 " they cannot be used again."
             )
         raise
-    return [env[v] for v in program.outputs]
+    finally:
+        env.clear()  # whoever keeps the traceback must not keep the values in the pool
 
 
 def _run(run: Run, env: list[Any], memory: PoolMemory, counters: Counters) -> None:
@@ -343,11 +343,14 @@ def launch(
     Returns:
       The outputs in the order of `executable.order`.
     """
-    arguments = [memory.slot(offset, spec) for offset, spec in slots]
-    arguments += operands
-    operands.clear()
-    results = executable.call(*arguments)
-    arguments.clear()
+    arguments: list[Any] = []
+    try:
+        arguments += [memory.slot(offset, spec) for offset, spec in slots]
+        arguments += operands
+        results = executable.call(*arguments)
+    finally:  # also where it raises: a traceback that somebody keeps must not keep arrays
+        operands.clear()
+        arguments.clear()
     if not memory.synchronous:
         jax.block_until_ready(results)
     if executable.checked and executable.places_outputs and not check:

@@ -1,7 +1,9 @@
 """Ctrl-C between actions, never inside one.
 
 While operations run, SIGINT is noted and raised as KeyboardInterrupt at the next point where the
-state is consistent. Only Python's default handler is replaced, only in the main thread.
+state is consistent. A step that has begun to overwrite its donated arguments is finished and its
+results are returned; the interrupt follows a moment later, when the caller has them. Only Python's
+default handler is replaced, only in the main thread.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from types import FrameType
 
 
 class DeferredInterrupts:
-    """Context manager; `check` raises a noted interrupt, leaving raises one that is still noted."""
+    """Context manager; `check` raises a noted interrupt, one still noted at the end comes later."""
 
     __slots__ = ("_active", "_noted")
 
@@ -45,5 +47,16 @@ class DeferredInterrupts:
         if self._active:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._active = False
-        if error is None:
-            self.check()
+        if error is None and self._noted:
+            # Raised here, it would take the results with it, and the arguments are gone.
+            timer = threading.Timer(_HANDOVER_SECONDS, _interrupt_main_thread)
+            timer.daemon = True
+            timer.start()
+
+
+# Long enough for the caller to store what the call returned.
+_HANDOVER_SECONDS = 0.05
+
+
+def _interrupt_main_thread() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from coop_jax import _core
-from coop_jax._src import costs
+from coop_jax._src import costs, policies
 from coop_jax._src.program import Program
 
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
@@ -72,8 +72,11 @@ def outside_bytes(program: Program, residency: Residency) -> int:
 
 def core_program(program: Program, donated: Sequence[bool]) -> _core.Program:
     """The engine's view of a program: sizes, costs, uses."""
-    in_begin, ins, out_begin, outs, in_place = [0], [], [0], [], []
-    release_begin, releases = [0], []
+    in_begin, out_begin, release_begin = [0], [0], [0]
+    ins: list[int] = []
+    outs: list[int] = []
+    in_place: list[int] = []
+    releases: list[int] = []
     for op, released in zip(program.operations, program.releases, strict=True):
         ins += [program.values[v].storage for v in op.operands]
         outs += [program.values[v].storage for v in op.results]
@@ -113,15 +116,22 @@ def make_plan(
     """Plans a call.
 
     Outputs are kept once computed (evicting them only to recompute them at the end costs more than
-    it gives); where that does not fit, they may be evicted like anything else.
+    it gives); where that does not fit, they may be evicted like anything else. Where the fast
+    projected cost finds no plan, the exact one is tried: planning costs milliseconds.
     """
     constants = len(program.constants)
-    for pin_early in (True, False):
+    exact = policies.with_exact_neighborhood(settings.policy)
+    for policy, pin_early in (
+        (settings.policy, True),
+        (settings.policy, False),
+        (exact, True),
+        (exact, False),
+    ):
         plan = _core.make_plan(
             engine_program,
             capacity_bytes=capacity_bytes,
             alignment_bytes=settings.alignment_bytes,
-            policy=settings.policy,
+            policy=policy,
             expensive_seconds_per_byte=settings.profile.expensive_seconds_per_byte,
             input_where=[*residency.where, *[OUTSIDE] * constants],
             input_offsets=[*residency.offsets, *[-1] * constants],

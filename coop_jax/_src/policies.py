@@ -25,3 +25,24 @@ def resolve_policy(policy: str | Policy) -> Policy:
     except KeyError:
         names = ", ".join(repr(n) for n in _NAMED)
         raise ValueError(f"unknown policy {policy!r}; there are {names}") from None
+
+
+def without_in_place(policy: Policy) -> Policy:
+    """The same policy, but every output gets memory of its own."""
+    return _with(policy, policy.neighborhood, in_place=False)
+
+
+def with_exact_neighborhood(policy: Policy) -> Policy:
+    """The same policy with the exact projected cost: slower to search, better where it is tight."""
+    return _with(policy, "exact", in_place=policy.in_place)
+
+
+def _with(policy: Policy, neighborhood: str, *, in_place: bool) -> Policy:
+    return Policy(
+        policy.heuristic,
+        neighborhood,
+        sliding_window=policy.sliding_window,
+        cheap_partitioning=policy.cheap_partitioning,
+        in_place=in_place,
+        evict_always=policy.evict_always,
+    )

@@ -26,6 +26,7 @@ from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.runtime import Runtime, current_runtime
+from coop_jax._src.session import Session
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,7 +100,8 @@ class _Signature:
     jaxpr: Any
     out_tree: Any
     out_avals: tuple[Any, ...]
-    program: Program
+    donated: tuple[bool, ...]
+    program: Program | None  # None: it branches or loops on values, so its order is not known
     constants: list[jax.Array]
     engine_programs: dict[tuple[bool, ...], _core.Program]
     plans: collections.OrderedDict[Hashable, CompiledPlan]
@@ -218,16 +220,19 @@ class BudgetedFunction(Generic[P, R]):
         device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
         cache = kernels.cache_for(device)
         jaxpr, constants = jaxprs.trace(flat, leaves)
+        program: Program | None
         try:
             program = build_program(jaxpr, constants, donated, cache)
+            constants = [c for _, c in program.constants]
         except DynamicControlFlow:
-            raise NotImplementedError("TODO dynamic control flow") from None
+            program = None
         return _Signature(
             jaxpr=jaxpr,
             out_tree=out_tree,
             out_avals=tuple(v.aval for v in jaxpr.outvars),
+            donated=donated,
             program=program,
-            constants=[_as_array(c, device) for _, c in program.constants],
+            constants=[_as_array(c, device) for c in constants],
             engine_programs={},
             plans=collections.OrderedDict(),
             workspace_bytes=-1,
@@ -239,13 +244,20 @@ class BudgetedFunction(Generic[P, R]):
             self._runtime = shared
             return shared
         budget = self._budget
-        runtime = Runtime(None, self._policy, self._device)
         if isinstance(budget, float):
+            program = signature.program
+            if program is None:
+                raise ValueError(
+                    "a budget that is a fraction needs a program that is known ahead, and this one"
+                    " has a while_loop or cond. Give the budget in bytes, for example half of"
+                    " runtime.stats().peak_bytes after a call with budget=None."
+                )
+            unlimited = Runtime(None, self._policy, self._device)
             peak = planning.unbudgeted_peak(
-                signature.program,
-                _engine_program(signature, signature.program.donated),
-                runtime._settings,
-                _compile_all(signature, runtime),
+                program,
+                _engine_program(signature, program, program.donated),
+                unlimited._settings,
+                _compile_all(signature, program, unlimited),
             )
             budget = max(1, int(peak * budget))
         self._runtime = Runtime(budget, self._policy, self._device)
@@ -258,26 +270,12 @@ class BudgetedFunction(Generic[P, R]):
         leaves: list[Any],
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
-        program = signature.program
         inputs = [_as_array(leaf, runtime.device) for leaf in leaves]
-        residency = _residency(runtime, program, inputs)
-        memory = runtime.memory()
-        plan = signature.plans.get(residency)
-        if plan is None:
-            plan = self._plan(runtime, signature, residency)
-            signature.plans[residency] = plan
-            if len(signature.plans) > _PLANS_KEPT:
-                signature.plans.popitem(last=False)
         committed = any(arrays.is_committed(x) for x in inputs)
-        counters = runtime._counters
-        values = execute(plan, program, inputs, signature.constants, memory, counters, interrupts)
-        runtime.count(
-            plan.plan.stats,
-            peak_bytes=plan.plan.stats["peak_in_use_bytes"] + plan.workspace_bytes,
-            outside_bytes=plan.outside_bytes,
-            workspace_bytes=plan.workspace_bytes,
-        )
-        _delete_donated(program, residency, inputs, values)
+        if signature.program is None:
+            values = self._run_online(runtime, signature, inputs, interrupts)
+        else:
+            values = self._run_planned(runtime, signature, signature.program, inputs, interrupts)
         return [
             arrays.with_aval(
                 value,
@@ -291,9 +289,60 @@ class BudgetedFunction(Generic[P, R]):
             for value, aval in zip(values, signature.out_avals, strict=True)
         ]
 
-    def _plan(self, runtime: Runtime, signature: _Signature, residency: Residency) -> CompiledPlan:
-        program = signature.program
-        engine_program = _engine_program(signature, residency.donated)
+    def _run_online(
+        self,
+        runtime: Runtime,
+        signature: _Signature,
+        inputs: list[jax.Array],
+        interrupts: DeferredInterrupts,
+    ) -> list[jax.Array]:
+        """Operations are planned one by one, as the values that decide become known."""
+        session = Session(runtime, interrupts)
+        try:
+            operands: list[Any] = [
+                session.donated_value_of(x) if donated else session.value_of(x)
+                for x, donated in zip(inputs, signature.donated, strict=True)
+            ]
+            results = session.call(signature.jaxpr, signature.constants, operands)
+            values = session.take([session.as_value(x) for x in results])
+        finally:
+            session.close()
+        for x, donated in zip(inputs, signature.donated, strict=True):
+            if donated and not x.is_deleted():
+                x.delete()
+        return values
+
+    def _run_planned(
+        self,
+        runtime: Runtime,
+        signature: _Signature,
+        program: Program,
+        inputs: list[jax.Array],
+        interrupts: DeferredInterrupts,
+    ) -> list[jax.Array]:
+        residency = _residency(runtime, program, inputs)
+        memory = runtime.memory()
+        plan = signature.plans.get(residency)
+        if plan is None:
+            plan = self._plan(runtime, signature, program, residency)
+            signature.plans[residency] = plan
+            if len(signature.plans) > _PLANS_KEPT:
+                signature.plans.popitem(last=False)
+        counters = runtime._counters
+        values = execute(plan, program, inputs, signature.constants, memory, counters, interrupts)
+        runtime.count(
+            plan.stats,
+            peak_bytes=plan.stats["peak_in_use_bytes"] + plan.workspace_bytes,
+            outside_bytes=plan.outside_bytes,
+            workspace_bytes=plan.workspace_bytes,
+        )
+        _delete_donated(program, residency, inputs, values)
+        return values
+
+    def _plan(
+        self, runtime: Runtime, signature: _Signature, program: Program, residency: Residency
+    ) -> CompiledPlan:
+        engine_program = _engine_program(signature, program, residency.donated)
         settings = runtime._settings
         outside = planning.outside_bytes(program, residency)
         capacity = runtime.capacity_bytes()
@@ -309,12 +358,12 @@ class BudgetedFunction(Generic[P, R]):
             )
             if not plan.feasible:
                 raise _exceeded(
-                    runtime, signature, engine_program, residency, plan, outside + workspace
+                    runtime, program, engine_program, residency, plan, outside + workspace
                 )
             return plan
 
         attempt(0)  # a budget that is too small is known before anything is compiled
-        workspace = max(runtime._workspace_bytes, _compile_all(signature, runtime))
+        workspace = max(runtime._workspace_bytes, _compile_all(signature, program, runtime))
         while True:
             plan = attempt(workspace)
             compiled = compile_plan(
@@ -347,18 +396,20 @@ def _as_array(value: Any, device: jax.Device) -> jax.Array:
     return value  # type: ignore[no-any-return]
 
 
-def _engine_program(signature: _Signature, donated: tuple[bool, ...]) -> _core.Program:
+def _engine_program(
+    signature: _Signature, program: Program, donated: tuple[bool, ...]
+) -> _core.Program:
     found = signature.engine_programs.get(donated)
     if found is None:
-        found = planning.core_program(signature.program, donated)
+        found = planning.core_program(program, donated)
         signature.engine_programs[donated] = found
     return found
 
 
-def _compile_all(signature: _Signature, runtime: Runtime) -> int:
+def _compile_all(signature: _Signature, program: Program, runtime: Runtime) -> int:
     """Compiles every operation as it runs first; returns the largest workspace in bytes."""
     if signature.workspace_bytes < 0:
-        program, largest = signature.program, 0
+        largest = 0
         in_place = runtime.policy.in_place
         for op in program.operations:
             modes = tuple(
@@ -417,14 +468,14 @@ def _delete_donated(
 
 def _exceeded(
     runtime: Runtime,
-    signature: _Signature,
+    program: Program,
     engine_program: _core.Program,
     residency: Residency,
     plan: _core.Plan,
     reserve_bytes: int,
 ) -> BudgetExceededError:
     failure = plan.failure
-    program = signature.program
+    assert failure is not None
     index = plan.failed_operation
     operation, source = "placing the arguments and outputs", ""
     if 0 <= index < len(program.operations):

@@ -186,6 +186,7 @@ class Runtime:
                 operation=operation,
                 source=source,
                 smallest_budget_bytes=smallest_budget_bytes,
+                thrashing=failure["reason"] == "thrashing",
             )
         )
 

@@ -26,6 +26,7 @@ from coop_jax import _core
 from coop_jax._src import costs, flattening, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.executor import launch
+from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.kernels import OUTSIDE, SLOT, Executable, Kernel, KernelBuilder, LiteralValue
 from coop_jax._src.flattening import SMALL_BYTES
 from coop_jax._src.runtime import Runtime
@@ -67,7 +68,9 @@ class _Prepared:
 class Session:
     """Executes operations at once in the pool of a runtime. Used for one call, then closed."""
 
-    def __init__(self, runtime: Runtime):
+    def __init__(self, runtime: Runtime, interrupts: DeferredInterrupts | None = None):
+        self._interrupts = interrupts
+        self._consumed = False  # a donated array is gone: from here on the call has to finish
         self._runtime = runtime
         self._memory = runtime.memory()
         self._cache = runtime._cache
@@ -85,6 +88,7 @@ class Session:
         self._recipes: dict[int, tuple[Executable, tuple[Any, ...], tuple[int, ...]]] = {}
         self._outside: dict[int, int] = {}
         self._hints: dict[int, int] = {}
+        self._donated: set[int] = set()
         self._outside_bytes = 0
         self._workspace_bytes = max(runtime._workspace_bytes, runtime._counters.workspace_bytes)
         self._reserved_bytes = 0
@@ -121,6 +125,24 @@ class Session:
         if len(self._externals) > _EXTERNALS_KEPT:
             self._forget_externals()
         return value
+
+    def donated_value_of(self, x: jax.Array) -> Value:
+        """As `value_of`, but the array is given up: deleted when nothing reads it any more."""
+        offset = self._memory.offset_of(x)
+        if offset >= 0 and (
+            self._memory.pool.live_count(offset) > 1 or not arrays.drop_numpy_view(x)
+        ):
+            return self.value_of(x)
+        value = self.value_of(x)
+        del self._externals[id(x)]
+        if offset >= 0:
+            del self._foreign[offset]
+        self._donated.add(value.storage)
+        return value
+
+    def as_value(self, x: Any) -> Value:
+        """A value, whatever a jaxpr returned: a value, an argument or a constant."""
+        return x if type(x) is Value else self.value_of(x)
 
     def _strong(self, x: Any) -> Any:
         if isinstance(x, jax.Array):
@@ -192,7 +214,7 @@ class Session:
             body = jaxprs.call_body(primitive, params)
             assert body is not None
             results = self.call(body[0], body[1], list(operands))
-        return [x if type(x) is Value else self.value_of(x) for x in results]
+        return [self.as_value(x) for x in results]
 
     def call(self, jaxpr: Any, constants: Sequence[Any], operands: list[Any]) -> list[Any]:
         """Runs a jaxpr equation by equation; values go at their last use.
@@ -217,7 +239,7 @@ class Session:
                     env[variable] = result
             results.clear()
         return [
-            np.asarray(x.val, x.aval.dtype) if isinstance(x, jaxprs.Literal) else env[x]
+            _plain(LiteralValue(x.val, x.aval)) if isinstance(x, jaxprs.Literal) else env[x]
             for x in jaxpr.outvars
         ]
 
@@ -324,7 +346,8 @@ class Session:
             quick = (primitive, jaxprs.params_key(params), shapes, positions, context)
             known = self._cache.prepared.get(quick, quick)
         if known is not quick:
-            return known
+            found: _Prepared | None = known
+            return found
         prepared = self._prepare_new(primitive, operands, params, context, effects, eqn)
         if len(self._cache.prepared) > _PREPARED_KEPT:
             self._cache.prepared.clear()
@@ -436,6 +459,8 @@ class Session:
             return [self._alias(first, prepared.out_avals[0])]
         if prepared.view is not None and operands[0].storage not in self._outside:
             return [self._alias(operands[0], prepared.view)]
+        if self._interrupts is not None and not self._consumed:
+            self._interrupts.check()
         refs: list[Any] = []
         storages: list[int] = []
         for position in prepared.selection:
@@ -568,7 +593,11 @@ class Session:
             self._drop_one(storage)
 
     def _drop_one(self, storage: int) -> None:
-        self._arrays.pop(storage, None)
+        array = self._arrays.pop(storage, None)
+        if storage in self._donated:
+            self._donated.remove(storage)
+            self._consumed = True
+            array.delete()
         self._views.pop(storage, None)
         self._hints.pop(storage, None)
         nbytes = self._outside.pop(storage, None)

@@ -75,9 +75,7 @@ def with_aval(
     if isinstance(value, jax.Array) and not isinstance(value, _array.ArrayImpl):
         return value  # typed random keys: never weak
     aval = _core.ShapedArray(shape, dtype, weak_type=weak_type)
-    return _array.ArrayImpl(  # type: ignore[no-any-return, no-untyped-call]
-        aval, value.sharding, [value], committed=committed, _skip_checks=True
-    )
+    return _array.ArrayImpl(aval, value.sharding, [value], committed=committed, _skip_checks=True)
 
 
 def is_committed(value: jax.Array) -> bool:

@@ -115,7 +115,7 @@ def strong(value: Any) -> Any:
 
 def current_context() -> Any:
     """The equation context (matmul precision, key generator flags...) in force now."""
-    return _core.JaxprEqnContext()  # type: ignore[no-untyped-call]
+    return _core.JaxprEqnContext()
 
 
 def abstract_eval(primitive: Any, avals: Sequence[Any], params: dict[str, Any]) -> list[Any]:
