@@ -9,6 +9,7 @@ Thread rule: the C++ pool is thread-safe; everything else is used under the runt
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jax
@@ -18,6 +19,9 @@ from coop_jax import _core
 from coop_jax._src.compat import arrays
 
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
+
+# Memory that is still held after this long is held by somebody who should not.
+_PATIENCE_SECONDS = 5.0
 
 
 class PoolMemory:
@@ -60,7 +64,22 @@ class PoolMemory:
         Raises:
           RuntimeError: somebody still holds the range; that would be a defect of the planner.
         """
-        return self._import(self.pool.slot(offset, spec, True))
+        try:
+            capsule = self.pool.slot(offset, spec, True)
+        except RuntimeError:
+            capsule = self._slot_when_free(offset, spec)
+        return self._import(capsule)
+
+    def _slot_when_free(self, offset: int, spec: _core.SlotSpec) -> object:
+        # XLA's worker threads let go of an operation's buffers a moment after it is done.
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            time.sleep(2e-5)
+            try:
+                return self.pool.slot(offset, spec, True)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
 
     def view(self, offset: int, spec: _core.SlotSpec) -> jax.Array:
         """An array that reads what lies there."""

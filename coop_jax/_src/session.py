@@ -13,8 +13,8 @@ Thread rule: one thread, under the runtime's lock.
 from __future__ import annotations
 
 import collections
-import sys
 import time
+import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -31,7 +31,6 @@ from coop_jax._src.kernels import OUTSIDE, SLOT, Executable, Kernel, KernelBuild
 from coop_jax._src.flattening import SMALL_BYTES
 from coop_jax._src.runtime import Runtime
 
-_EXTERNALS_KEPT = 4096
 _PREPARED_KEPT = 8192
 
 
@@ -94,7 +93,7 @@ class Session:
         self._reserved_bytes = 0
         self._peak_outside = 0
         self._peak_bytes = 0
-        self._externals: dict[int, tuple[Any, Value]] = {}
+        self._externals: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._memory.pool.drain_freed()
         self._foreign: dict[int, Value] = {}
         for offset, nbytes in self._memory.pool.live_blocks():
@@ -106,7 +105,7 @@ class Session:
     def value_of(self, x: Any) -> Value:
         """A value for an array, NumPy array or scalar from outside."""
         known = self._externals.get(id(x))
-        if known is not None and known[0] is x:
+        if known is not None and known[0]() is x:
             return known[1]
         offset = self._memory.offset_of(x)
         aval = jaxprs.aval_of(x)
@@ -114,16 +113,17 @@ class Session:
         if foreign is not None:
             value = Value(self._dead, foreign.storage, aval)
             self._engine.retain(foreign.storage)
-            self._arrays[foreign.storage] = x
+            self._arrays[foreign.storage] = self._own(x)
         else:
             nbytes = costs.nbytes(aval)
             storage = self._engine.add_outside(nbytes)
             self._note_outside(storage, nbytes)
             value = Value(self._dead, storage, aval)
-            self._arrays[storage] = self._strong(x)
-        self._externals[id(x)] = (x, value)
-        if len(self._externals) > _EXTERNALS_KEPT:
-            self._forget_externals()
+            self._arrays[storage] = self._own(x)
+        if isinstance(x, jax.Array):
+            key = id(x)
+            gone = self._externals
+            self._externals[key] = (weakref.ref(x, lambda _: gone.pop(key, None)), value)
         return value
 
     def donated_value_of(self, x: jax.Array) -> Value:
@@ -134,7 +134,7 @@ class Session:
         ):
             return self.value_of(x)
         value = self.value_of(x)
-        del self._externals[id(x)]
+        self._externals.pop(id(x), None)
         if offset >= 0:
             del self._foreign[offset]
         self._donated.add(value.storage)
@@ -144,26 +144,16 @@ class Session:
         """A value, whatever a jaxpr returned: a value, an argument or a constant."""
         return x if type(x) is Value else self.value_of(x)
 
-    def _strong(self, x: Any) -> Any:
-        if isinstance(x, jax.Array):
-            if x.is_deleted():
-                raise RuntimeError(
-                    f"an array of shape {x.shape} that the function reads was deleted"
-                )
-            if getattr(x, "weak_type", False):
-                return arrays.with_aval(
-                    x, weak_type=False, committed=False, shape=x.shape, dtype=x.dtype
-                )
-            return x
-        return np.asarray(x, jaxprs.aval_of(x).dtype)
-
-    def _forget_externals(self) -> None:
-        """Drops arrays that only the session still holds and nothing needs."""
-        for key, (x, _) in list(self._externals.items()):
-            # The dictionary's tuple, the loop variable, the call, and maybe the session's own hold.
-            if sys.getrefcount(x) <= 4:
-                del self._externals[key]
-        self._collect()
+    def _own(self, x: Any) -> Any:
+        """The same memory as an object of the session's own, so that `x` itself may go."""
+        if not isinstance(x, jax.Array):
+            x = np.asarray(x, jaxprs.aval_of(x).dtype)
+            return arrays.put(x, self._memory.device) if x.ndim else x
+        if x.is_deleted():
+            raise RuntimeError(f"an array of shape {x.shape} that the function reads was deleted")
+        return arrays.with_aval(
+            x, weak_type=False, committed=arrays.is_committed(x), shape=x.shape, dtype=x.dtype
+        )
 
     def take(self, values: Sequence[Value]) -> list[jax.Array]:
         """Brings values back, for good, as arrays that outlive the session."""
@@ -463,11 +453,13 @@ class Session:
             self._interrupts.check()
         refs: list[Any] = []
         storages: list[int] = []
+        held = []  # values made here must not die before the engine has the operation
         for position in prepared.selection:
             x = operands[position]
             if type(x) is not Value:
                 if isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.ndim):
                     x = self.value_of(x)
+                    held.append(x)
                 else:
                     refs.append(x)  # a scalar: given as it is, every time
                     continue
@@ -479,7 +471,10 @@ class Session:
         if executable.workspace_bytes > self._workspace_bytes:
             self._count_peak()
             self._workspace_bytes = executable.workspace_bytes
-        self._reserve()
+            self._reserve()
+            self._engine.reset_peak()  # what the reservation evicted was not beside this workspace
+        else:
+            self._reserve()
         try:
             op, outputs, offsets, actions, _ = self._engine.submit(storages, prepared.spec)
         except _core.NoSpaceError as error:

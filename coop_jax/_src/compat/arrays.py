@@ -95,6 +95,12 @@ def address_of(value: jax.Array) -> int:
     return int(value.unsafe_buffer_pointer())
 
 
+def put(value: Any, device: jax.Device) -> jax.Array:
+    """The value as an array on the device, whatever trace is current."""
+    with _core.set_current_trace(_core.eval_trace):
+        return jax.device_put(value, device)
+
+
 def drop_numpy_view(value: jax.Array) -> bool:
     """Lets go of the NumPy view that JAX caches in an array; False where the user holds it too.
 
