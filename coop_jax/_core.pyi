@@ -46,6 +46,19 @@ class Pool:
             ValueError: the slot leaves the pool.
         """
 
+    def take(self, offset: int, spec: SlotSpec) -> CapsuleType:
+        """Return an uncounted capsule, for the running call to write into.
+
+        Raises:
+            RuntimeError: somebody holds the memory.
+        """
+
+    def view(self, offset: int, spec: SlotSpec) -> CapsuleType:
+        """Return an uncounted capsule, for the running call to read what lies there."""
+
+    def reclaim(self, offset: int) -> bool:
+        """Dispose of the block at ``offset``: its slots count no more, however long they live."""
+
     def live_blocks(self) -> list[tuple[int, int]]:
         """Return (offset, bytes) of everything that somebody holds, in address order."""
 

@@ -81,7 +81,18 @@ class Pool {
   [[nodiscard]] PoolMemory& memory() const { return *memory_; }
 
   [[nodiscard]] nb::object Slot(int64_t offset, const SlotSpec& spec, bool exclusive) const {
-    DLManagedTensor* const tensor = memory_->NewSlot(offset, spec, exclusive);
+    return Capsule(memory_->NewSlot(offset, spec, exclusive));
+  }
+
+  nb::object Take(int64_t offset, const SlotSpec& spec) const {
+    return Capsule(memory_->NewUncounted(offset, spec, /*write=*/true));
+  }
+
+  nb::object View(int64_t offset, const SlotSpec& spec) const {
+    return Capsule(memory_->NewUncounted(offset, spec, /*write=*/false));
+  }
+
+  static nb::object Capsule(DLManagedTensor* tensor) {
     PyObject* const capsule = PyCapsule_New(tensor, kFreshCapsule, [](PyObject* self) {
       // Importers rename the capsule when they take over the tensor.
       if (std::strcmp(PyCapsule_GetName(self), kFreshCapsule) != 0) return;
@@ -132,6 +143,11 @@ void BindPool(nb::module_& module) {
            nb::arg("base_pointer"), nb::arg("capacity_bytes"), nb::arg("owner"),
            nb::arg("device_type"), nb::arg("device_id"))
       .def("slot", &Pool::Slot, nb::arg("offset"), nb::arg("spec"), nb::arg("exclusive") = false)
+      .def("take", &Pool::Take, nb::arg("offset"), nb::arg("spec"))
+      .def("view", &Pool::View, nb::arg("offset"), nb::arg("spec"))
+      .def(
+          "reclaim", [](const Pool& pool, int64_t offset) { return pool.memory().Reclaim(offset); },
+          nb::arg("offset"))
       .def("live_blocks", &LiveBlocks)
       .def(
           "live_count",

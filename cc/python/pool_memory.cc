@@ -118,6 +118,7 @@ struct PoolMemory::Slot {
   PoolMemory* pool;
   int64_t offset;
   int64_t bytes;
+  uint64_t tenancy = 0;  // 0: uncounted
   int64_t inline_shape[kInlineDimensions];
   std::unique_ptr<int64_t[]> heap_shape;
 };
@@ -152,7 +153,12 @@ std::map<int64_t, PoolMemory::Live>::const_iterator PoolMemory::Overlapping(int6
   return live_.end();
 }
 
-DLManagedTensor* PoolMemory::NewSlot(int64_t offset, const SlotSpec& spec, bool exclusive) {
+void PoolMemory::ThrowInUse(int64_t offset, int64_t bytes, const Block& held) {
+  throw SlotInUseError("pool memory " + Range(offset, bytes) + " was asked for, but " +
+                       Range(held.offset, held.bytes) + " is still in use");
+}
+
+std::unique_ptr<PoolMemory::Slot> PoolMemory::MakeSlot(int64_t offset, const SlotSpec& spec) {
   CheckRange(offset, spec.bytes);
   auto slot = std::make_unique<Slot>();
   int64_t* shape = slot->inline_shape;
@@ -169,17 +175,21 @@ DLManagedTensor* PoolMemory::NewSlot(int64_t offset, const SlotSpec& spec, bool 
                arena_->device(), static_cast<int32_t>(spec.shape.size()), spec.type, shape, nullptr,
                0},
       slot.get(), &DeleteSlot};
+  return slot;
+}
+
+DLManagedTensor* PoolMemory::NewSlot(int64_t offset, const SlotSpec& spec, bool exclusive) {
+  std::unique_ptr<Slot> slot = MakeSlot(offset, spec);
   if (spec.bytes > 0) {
     const std::lock_guard lock(mutex_);
     const auto held = Overlapping(offset, spec.bytes);
     if (held == live_.end()) {
-      live_.emplace(offset, Live{spec.bytes, 1});
+      slot->tenancy = ++tenancies_;
+      live_.emplace(offset, Live{spec.bytes, 1, slot->tenancy});
     } else {
       const bool same = held->first == offset && held->second.bytes == spec.bytes;
-      if (!same || exclusive) {
-        throw SlotInUseError("pool memory " + Range(offset, spec.bytes) + " was asked for, but " +
-                             Range(held->first, held->second.bytes) + " is still in use");
-      }
+      if (!same || exclusive) ThrowInUse(offset, spec.bytes, {held->first, held->second.bytes});
+      slot->tenancy = held->second.tenancy;
       ++live_.find(offset)->second.count;
     }
   }
@@ -187,13 +197,32 @@ DLManagedTensor* PoolMemory::NewSlot(int64_t offset, const SlotSpec& spec, bool 
   return &slot.release()->tensor;
 }
 
+DLManagedTensor* PoolMemory::NewUncounted(int64_t offset, const SlotSpec& spec, bool write) {
+  std::unique_ptr<Slot> slot = MakeSlot(offset, spec);
+  if (write && spec.bytes > 0) {
+    const std::lock_guard lock(mutex_);
+    const auto held = Overlapping(offset, spec.bytes);
+    if (held != live_.end()) {
+      ThrowInUse(offset, spec.bytes, {held->first, held->second.bytes});
+    }
+  }
+  Retain();
+  return &slot.release()->tensor;
+}
+
+bool PoolMemory::Reclaim(int64_t offset) {
+  const std::lock_guard lock(mutex_);
+  return live_.erase(offset) != 0;
+}
+
 void PoolMemory::DeleteSlot(DLManagedTensor* tensor) {
   const std::unique_ptr<Slot> slot(static_cast<Slot*>(tensor->manager_ctx));
   PoolMemory* const pool = slot->pool;
-  if (slot->bytes > 0) {
+  if (slot->tenancy != 0) {
     const std::lock_guard lock(pool->mutex_);
     const auto found = pool->live_.find(slot->offset);
-    if (--found->second.count == 0) {
+    if (found != pool->live_.end() && found->second.tenancy == slot->tenancy &&
+        --found->second.count == 0) {
       pool->live_.erase(found);
       pool->freed_.push_back(slot->offset);
       pool->has_freed_.store(true, std::memory_order_release);

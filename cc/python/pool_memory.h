@@ -7,6 +7,9 @@
 //   through any chain of donations and views, so the number of live slots at an offset *is* the
 //   truth about who holds it. The table is a second opinion on the planner: a slot that would
 //   overlap memory which somebody holds is refused.
+//   A running call has uncounted slots besides: to write into, and to read what lies there. It knows
+//   itself when its operations are done, while XLA's worker threads may drop their last reference
+//   to them any time later. So only what is given to the user is counted, in slots of its own.
 // Invariants: live blocks never overlap; every live block lies inside the arena and has a count
 //   >= 1; the arena outlives every slot. Empty slots (0 bytes) occupy nothing and are not counted.
 // Thread rule: every method may be called from any thread. Deleters run on any thread, without
@@ -119,6 +122,12 @@ class PoolMemory {
   // Throws SlotInUseError, or std::invalid_argument outside the range; nothing changes then.
   [[nodiscard]] DLManagedTensor* NewSlot(int64_t offset, const SlotSpec& spec, bool exclusive);
 
+  // An uncounted tensor, for the running call. With `write`, nobody may hold that memory.
+  [[nodiscard]] DLManagedTensor* NewUncounted(int64_t offset, const SlotSpec& spec, bool write);
+  // The running call disposes of the block at `offset`: its slots no longer count, however long
+  // they live. False if nothing is there.
+  bool Reclaim(int64_t offset);
+
   [[nodiscard]] std::vector<Block> LiveBlocks() const;  // in address order
   [[nodiscard]] int64_t LiveCount(int64_t offset) const;
   // Offsets whose count has fallen to zero since the last call, in that order. One that was taken
@@ -138,11 +147,14 @@ class PoolMemory {
   struct Live {
     int64_t bytes;
     int64_t count;
+    uint64_t tenancy;  // tells its slots from those of a block that lay there before
   };
   struct Slot;
 
   explicit PoolMemory(std::unique_ptr<Arena> arena) : arena_(std::move(arena)) {}
   ~PoolMemory() = default;
+  [[nodiscard]] std::unique_ptr<Slot> MakeSlot(int64_t offset, const SlotSpec& spec);
+  [[noreturn]] static void ThrowInUse(int64_t offset, int64_t bytes, const Block& held);
   static void DeleteSlot(DLManagedTensor* tensor);
   void CheckRange(int64_t offset, int64_t bytes) const;
   // An iterator to a live block that overlaps the range, or end().
@@ -152,9 +164,10 @@ class PoolMemory {
   std::unique_ptr<Arena> arena_;
   std::atomic<int64_t> references_{1};
   std::atomic<bool> has_freed_{false};
-  mutable std::mutex mutex_;  // guards live_ and freed_
+  mutable std::mutex mutex_;  // guards what follows
   std::map<int64_t, Live> live_;
   std::vector<int64_t> freed_;
+  uint64_t tenancies_ = 0;
 };
 
 }  // namespace coop::python

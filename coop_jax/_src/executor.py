@@ -267,7 +267,7 @@ def execute(
         moved = kernels.copy_into(memory.slot(offset, spec), inputs[number])
         if arrays.address_of(moved) != memory.pool.base + offset:
             raise RuntimeError("invariant: a copy into a slot lies in the slot")
-        arrays.replace_buffer(inputs[number], moved)
+        arrays.replace_buffer(inputs[number], memory.lend(offset, spec))
         del moved
     consumed = False
     try:
@@ -284,9 +284,14 @@ def execute(
                 consumed = consumed or instruction.consumes_input
                 for value in instruction.values:
                     if instruction.consumes_input and env[value] is not None:
+                        memory.pool.reclaim(memory.offset_of(env[value]))
                         env[value].delete()
                     env[value] = None
-        return [env[v] for v in program.outputs]
+        given = {id(x) for x in inputs}
+        return [
+            env[v] if id(env[v]) in given else memory.lent(env[v], program.values[v].aval)
+            for v in program.outputs
+        ]
     except BaseException as error:
         if consumed:
             error.add_note(
@@ -295,7 +300,7 @@ def execute(
             )
         raise
     finally:
-        env.clear()  # whoever keeps the traceback must not keep the values in the pool
+        env.clear()  # whoever keeps the traceback must not keep the values
 
 
 def _run(run: Run, env: list[Any], memory: PoolMemory, counters: Counters) -> None:
@@ -313,6 +318,9 @@ def _run(run: Run, env: list[Any], memory: PoolMemory, counters: Counters) -> No
     seconds = run.executable.kernel.cost_seconds if first else time.perf_counter() - begin
     for value in run.forget:
         env[value] = None
+    if run.consumes_input:
+        for _, offset in run.overwritten:
+            memory.pool.reclaim(offset)
     for value, result in zip(run.results, results, strict=True):
         if value >= 0:
             env[value] = result
@@ -373,14 +381,16 @@ def _placed(
         if arrays.address_of(placed[k]) == memory.pool.base + offset:
             continue
         declined = True
-        if memory.pool.live_count(offset):
+        aval = executable.kernel.out_avals[executable.order[k]]
+        try:
+            slot = memory.slot(offset, memory.spec(aval))
+        except RuntimeError as error:
             raise RuntimeError(
                 "an argument was donated but its memory is shared with another library"
                 " (DLPack or the buffer protocol), so it cannot be updated in place:"
                 " let go of that view first, or do not donate the argument"
-            )
-        aval = executable.kernel.out_avals[executable.order[k]]
-        placed[k] = kernels.copy_into(memory.slot(offset, memory.spec(aval)), placed[k])
+            ) from error
+        placed[k] = kernels.copy_into(slot, placed[k])
     if not executable.checked:
         executable.checked = True
         executable.places_outputs = not declined

@@ -1,15 +1,16 @@
 """Pool memory as arrays: slots to write into, views to read, what is held and by whom.
 
 A slot is an array over a range of the pool, made without copying, meant to be donated to the
-operation that writes it. The memory belongs to the pool; an array that leaves the runtime keeps its
-range taken until its last user lets go, whatever that user is (an array, a NumPy view).
+operation that writes it. The memory belongs to the pool; an array that is given to the user is
+*lent*: it keeps its range taken until its last user lets go, whatever that user is (an array, a NumPy
+view). What is not lent belongs to the running call, which knows when its operations are done; XLA's
+worker threads may let go of their references any time later, and that is not waited for.
 
 Thread rule: the C++ pool is thread-safe; everything else is used under the runtime's lock.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
@@ -19,9 +20,6 @@ from coop_jax import _core
 from coop_jax._src.compat import arrays
 
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
-
-# Memory that is still held after this long is held by somebody who should not.
-_PATIENCE_SECONDS = 5.0
 
 
 class PoolMemory:
@@ -62,28 +60,22 @@ class PoolMemory:
         """An array to be donated to the operation that writes this range.
 
         Raises:
-          RuntimeError: somebody still holds the range; that would be a defect of the planner.
+          RuntimeError: the user holds the range; that would be a defect of the planner.
         """
-        try:
-            capsule = self.pool.slot(offset, spec, True)
-        except RuntimeError:
-            capsule = self._slot_when_free(offset, spec)
-        return self._import(capsule)
-
-    def _slot_when_free(self, offset: int, spec: _core.SlotSpec) -> object:
-        # XLA's worker threads let go of an operation's buffers a moment after it is done.
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            time.sleep(2e-5)
-            try:
-                return self.pool.slot(offset, spec, True)
-            except RuntimeError:
-                if time.monotonic() > deadline:
-                    raise
+        return self._import(self.pool.take(offset, spec))
 
     def view(self, offset: int, spec: _core.SlotSpec) -> jax.Array:
-        """An array that reads what lies there."""
+        """An array that reads what lies there, for the running call."""
+        return self._import(self.pool.view(offset, spec))
+
+    def lend(self, offset: int, spec: _core.SlotSpec) -> jax.Array:
+        """An array of what lies there, for the user: the memory is taken until it is gone."""
         return self._import(self.pool.slot(offset, spec, False))
+
+    def lent(self, value: jax.Array, aval: Any) -> jax.Array:
+        """The array to give to the user for one of the running call's."""
+        offset = self.offset_of(value)
+        return value if offset < 0 else self.lend(offset, self.spec(aval))
 
     def offset_of(self, value: Any) -> int:
         """The offset of an array in the pool, -1 for anything else."""

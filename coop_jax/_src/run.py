@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -324,10 +323,6 @@ class BudgetedFunction(Generic[P, R]):
         memory = runtime.memory()
         residency = _residency(runtime, program, inputs)
         plan = signature.plans.get(residency)
-        if plan is None and residency.others:
-            time.sleep(1e-3)  # XLA's threads may still be letting go of the last call's memory
-            residency = _residency(runtime, program, inputs)
-            plan = signature.plans.get(residency)
         if plan is None:
             plan = self._plan(runtime, signature, program, residency)
             signature.plans[residency] = plan
@@ -394,6 +389,7 @@ def _leaf_key(leaf: Any) -> Hashable:
 def _as_array(value: Any, device: jax.Device) -> jax.Array:
     if not isinstance(value, jax.Array):
         value = jax.device_put(value, device)
+    arrays.wait(value)
     if getattr(value, "weak_type", False):
         value = arrays.with_aval(
             value, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype

@@ -151,6 +151,7 @@ class Session:
             return arrays.put(x, self._memory.device) if x.ndim else x
         if x.is_deleted():
             raise RuntimeError(f"an array of shape {x.shape} that the function reads was deleted")
+        arrays.wait(x)
         return arrays.with_aval(
             x, weak_type=False, committed=arrays.is_committed(x), shape=x.shape, dtype=x.dtype
         )
@@ -164,7 +165,10 @@ class Session:
             if not state and value.storage not in self._outside:
                 self._drop(self._engine.make_permanent(value.storage))
             array = self._array(value.storage, value.aval)
-            out.append(array if isinstance(array, jax.Array) else jnp.asarray(array))
+            if isinstance(array, jax.Array):
+                out.append(self._memory.lent(array, value.aval))
+            else:
+                out.append(jnp.asarray(array))
         return out
 
     def concrete(self, value: Value) -> jax.Array:
@@ -592,6 +596,7 @@ class Session:
         if storage in self._donated:
             self._donated.remove(storage)
             self._consumed = True
+            self._memory.pool.reclaim(self._memory.offset_of(array))
             array.delete()
         self._views.pop(storage, None)
         self._hints.pop(storage, None)

@@ -95,10 +95,21 @@ def address_of(value: jax.Array) -> int:
     return int(value.unsafe_buffer_pointer())
 
 
+def wait(value: Any) -> None:
+    """Waits until the contents are there.
+
+    An operation on an array that is still being made (a NumPy array on its way to the device) would
+    run behind the caller, and so would everything after it.
+    """
+    if not value.is_ready():
+        value.block_until_ready()
+
+
 def put(value: Any, device: jax.Device) -> jax.Array:
-    """The value as an array on the device, whatever trace is current."""
+    """The value as an array on the device, whatever trace is current, contents and all."""
     with _core.set_current_trace(_core.eval_trace):
-        return jax.device_put(value, device)
+        array: jax.Array = jax.device_put(value, device)
+        return jax.block_until_ready(array)
 
 
 def drop_numpy_view(value: jax.Array) -> bool:
