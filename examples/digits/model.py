@@ -26,14 +26,16 @@ class ConvBlock(nn.Module):
 
 
 class DigitsCNN(nn.Module):
-    """Stages of three convolutions, the last of which halves the resolution; one dense layer.
+    """Stages of convolutions, the last of which halves the resolution; then one dense layer.
 
     Attributes:
       features: channels of each stage.
+      depth: convolutions of each stage.
       classes: number of digits.
     """
 
     features: Sequence[int] = (16, 32)
+    depth: int = 5
     classes: int = 10
 
     @nn.compact
@@ -41,8 +43,8 @@ class DigitsCNN(nn.Module):
         """Logits [batch, classes] of images [batch, height, width, 1]."""
         x = images
         for features in self.features:
-            x = ConvBlock(features)(x)
-            x = ConvBlock(features)(x)
+            for _ in range(self.depth - 1):
+                x = ConvBlock(features)(x)
             x = ConvBlock(features, stride=2)(x)
         x = x.reshape(x.shape[0], -1)
         return nn.Dense(self.classes)(x)
