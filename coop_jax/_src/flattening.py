@@ -192,9 +192,8 @@ class Flattener:
             return operands
         avals = [*(x.aval for x in eqn.invars), *(v.aval for v in eqn.outvars)]
         primitives.check_supported(eqn.primitive, avals, jaxprs.source_of(eqn.source_info))
-        if body is None and isinstance(operands[0] if operands else None, int):
-            number = operands[0]
-            assert isinstance(number, int)
+        number = operands[0] if operands else None
+        if body is None and isinstance(number, int) and len(eqn.outvars) == 1:
             out = eqn.outvars[0].aval
             if primitives.is_identity(eqn.primitive, eqn.params, self.avals[number], out):
                 return [number]

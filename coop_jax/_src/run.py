@@ -75,15 +75,14 @@ def run(
       >>> w.shape, float(loss) > 0
       ((16, 16), True)
     """
-    return BudgetedFunction(
-        fn,
-        budgets.check_budget(budget),
-        policies.resolve_policy(policy),
-        _positions(donate_argnums, "donate_argnums"),
-        _positions(static_argnums, "static_argnums"),
-        device,
-        runtime,
-    )
+    if not callable(fn):
+        raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
+    donated = _positions(donate_argnums, "donate_argnums")
+    static = _positions(static_argnums, "static_argnums")
+    if both := sorted(set(donated) & set(static)):
+        raise ValueError(f"argument {both[0]} is both donated and static")
+    checked, resolved = budgets.check_budget(budget), policies.resolve_policy(policy)
+    return BudgetedFunction(fn, checked, resolved, donated, static, device, runtime)
 
 
 def _positions(given: int | Sequence[int], name: str) -> tuple[int, ...]:
@@ -428,30 +427,39 @@ def _compile_all(signature: _Signature, program: Program, runtime: Runtime) -> i
 
 
 def _residency(runtime: Runtime, program: Program, inputs: Sequence[jax.Array]) -> Residency:
+    """Where the inputs lie, and which of them this call may dispose of.
+
+    Memory that two inputs share (the same array twice, a view of one in the other), or that anybody
+    else may read (another array, a NumPy view), is only read, whatever was donated. Of inputs that
+    share a block of the pool the first stands for it; the others count as outside, which is safe.
+    """
     memory = runtime.memory()
-    offsets = [memory.offset_of(x) for x in inputs]
-    addresses = collections.Counter(
-        arrays.address_of(x) for x in inputs if hasattr(x, "unsafe_buffer_pointer") and x.size
-    )
+    places = [_address(x) for x in inputs]
+    count = collections.Counter(p for p in places if p is not None)
+    offsets = [-1 if p is None else memory.pool.offset_of(p) for p in places]
+    seen: set[int] = set()
     where, donated = [], []
-    for number, (x, offset) in enumerate(zip(inputs, offsets, strict=True)):
+    for number, (x, place, offset) in enumerate(zip(inputs, places, offsets, strict=True)):
         storage = program.storages[program.values[program.inputs[number]].storage]
-        shared = (
-            x.size > 0
-            and hasattr(x, "unsafe_buffer_pointer")
-            and (addresses[arrays.address_of(x)] > 1)
-        )
-        mine = program.donated[number] and not shared and not storage.outside
-        if offset >= 0:
+        mine = program.donated[number] and not storage.outside
+        mine = mine and place is not None and count[place] == 1
+        if offset >= 0 and offset not in seen:
+            seen.add(offset)
+            alone = mine and memory.pool.live_count(offset) == 1
             where.append(FOREIGN)
-            alone = memory.pool.live_count(offset) == 1
-            donated.append(bool(mine and alone and arrays.drop_numpy_view(x)))
+            donated.append(bool(alone and arrays.drop_numpy_view(x)))
         else:
-            where.append(ADOPT if mine else OUTSIDE)
-            donated.append(bool(mine))
-    mine_offsets = {o for o in offsets if o >= 0}
-    others = tuple(b for b in memory.pool.live_blocks() if b[0] not in mine_offsets)
+            where.append(ADOPT if mine and offset < 0 else OUTSIDE)
+            donated.append(bool(mine and offset < 0))
+            offsets[number] = -1
+    others = tuple(b for b in memory.pool.live_blocks() if b[0] not in seen)
     return Residency(tuple(where), tuple(offsets), tuple(donated), others)
+
+
+def _address(x: jax.Array) -> int | None:
+    if x.size == 0 or not hasattr(x, "unsafe_buffer_pointer"):
+        return None
+    return arrays.address_of(x)
 
 
 def _delete_donated(

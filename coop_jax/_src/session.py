@@ -482,7 +482,9 @@ class Session:
         try:
             op, outputs, offsets, actions, _ = self._engine.submit(storages, prepared.spec)
         except _core.NoSpaceError as error:
-            raise self._runtime.exceeded(error.failure, prepared.kernel.label) from None
+            source = jaxprs.source_of(jaxprs.current_source())
+            label = f"operation '{prepared.kernel.label}'"
+            raise self._runtime.exceeded(error.failure, label, source) from None
         done = 0
         recipe = (executable, tuple(refs), outputs)
         for retired in self._engine.retired() or ():

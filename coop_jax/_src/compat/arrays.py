@@ -65,7 +65,14 @@ def memory_limit(device: jax.Device) -> int | None:
 
 def replace_buffer(target: jax.Array, source: jax.Array) -> None:
     """Lets `target` (any holder of it) own the memory of `source`; its old memory is freed."""
-    target._replace_with(source)  # type: ignore[attr-defined]
+    like = with_aval(
+        source,
+        weak_type=False,
+        committed=is_committed(target),
+        shape=source.shape,
+        dtype=source.dtype,
+    )
+    target._replace_with(like)  # type: ignore[attr-defined]
 
 
 def with_aval(
@@ -101,7 +108,7 @@ def wait(value: Any) -> None:
     An operation on an array that is still being made (a NumPy array on its way to the device) would
     run behind the caller, and so would everything after it.
     """
-    if not value.is_ready():
+    if not hasattr(value, "is_ready") or not value.is_ready():  # typed random keys cannot say
         value.block_until_ready()
 
 
@@ -109,7 +116,8 @@ def put(value: Any, device: jax.Device) -> jax.Array:
     """The value as an array on the device, whatever trace is current, contents and all."""
     with _core.set_current_trace(_core.eval_trace):
         array: jax.Array = jax.device_put(value, device)
-        return jax.block_until_ready(array)
+        wait(array)
+        return array
 
 
 def drop_numpy_view(value: jax.Array) -> bool:
