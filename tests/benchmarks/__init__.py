@@ -1,0 +1,1 @@
+"""Benchmarks: programs that print times and ratios beside their targets, and assert nothing."""

@@ -1,0 +1,160 @@
+"""The train steps that the benchmarks time, and plain JAX running them in a process of its own.
+
+`coop_jax` turns off JAX's asynchronous dispatch on CPU for its whole process, which could slow its
+rivals down. So they are also timed as they are without it: this module never imports `coop_jax`;
+run as a program it serves steps to the process that measures, which asks for one at a time. While
+one process computes the other one waits, so the times compare as if taken in one process.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+State = Any  # (parameters, optimizer state)
+Batch = tuple[Any, ...]
+Step = Callable[[State, Batch], tuple[State, jax.Array]]
+
+
+class TrainingProgram(NamedTuple):
+    """A train step as a user writes it, without jit; its first state and its batch, as NumPy."""
+
+    step: Step
+    state: State
+    batch: Batch
+
+
+class CNN(nn.Module):
+    features: tuple[int, ...] = (32, 64, 128)
+    convolutions: int = 2
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for features in self.features:
+            for _ in range(self.convolutions):
+                x = nn.Conv(features, (3, 3), use_bias=False)(x)
+                x = nn.relu(nn.GroupNorm(num_groups=8)(x))
+            x = nn.max_pool(x, (2, 2), strides=(2, 2))
+        return nn.Dense(10)(x.reshape(x.shape[0], -1))
+
+
+class Block(nn.Module):
+    """Pre-norm causal attention and a feed-forward part."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        batch, length, width = x.shape
+        y = nn.Dense(3 * width)(nn.LayerNorm()(x)).reshape(batch, length, 3, self.heads, -1)
+        q, k, v = y[:, :, 0], y[:, :, 1], y[:, :, 2]
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(width // self.heads)
+        scores = jnp.where(np.tril(np.ones((length, length), bool)), scores, -1e9)
+        y = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape)
+        x = x + nn.Dense(width)(y)
+        y = nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x)))
+        return x + nn.Dense(width)(y)
+
+
+class GPT(nn.Module):
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    vocabulary: int = 512
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        embed = nn.Embed(self.vocabulary, self.width)
+        shape = (tokens.shape[1], self.width)
+        x = embed(tokens) + self.param("positions", nn.initializers.normal(0.02), shape)
+        for _ in range(self.layers):
+            x = Block(self.heads)(x)
+        return embed.attend(nn.LayerNorm()(x))
+
+
+def _program(
+    loss: Callable[..., jax.Array], model: nn.Module, batch: Batch, *inputs: Any
+) -> TrainingProgram:
+    optimizer = optax.adam(1e-3)
+
+    def init(key: jax.Array) -> State:
+        params = model.init(key, *inputs)
+        return params, optimizer.init(params)
+
+    def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
+        params, optimizer_state = state
+        value, grads = jax.value_and_grad(loss)(params, *batch)
+        updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
+        return (optax.apply_updates(params, updates), optimizer_state), value
+
+    state = jax.tree.map(np.asarray, jax.jit(init)(jax.random.key(0)))
+    return TrainingProgram(step, state, batch)
+
+
+def cnn() -> TrainingProgram:
+    """Six convolutions with group normalization on 32 images of 32x32, Adam."""
+    model = CNN()
+
+    def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
+        logits = model.apply(params, images)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    random = np.random.default_rng(0)
+    images = random.standard_normal((32, 32, 32, 3)).astype(np.float32)
+    labels = random.integers(0, 10, 32, dtype=np.int32)
+    return _program(loss, model, (images, labels), images[:1])
+
+
+def gpt() -> TrainingProgram:
+    """Four GPT-style blocks of width 128 on 8 sequences of 128 tokens, Adam."""
+    model = GPT()
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        logits = model.apply(params, tokens[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    tokens = np.random.default_rng(0).integers(0, 512, (8, 129), dtype=np.int32)
+    return _program(loss, model, (tokens,), tokens[:1, :-1])
+
+
+PROGRAMS: dict[str, Callable[[], TrainingProgram]] = {"cnn": cnn, "gpt": gpt}
+
+
+class Trainer:
+    """Trains on, one timed step a call."""
+
+    def __init__(self, step: Step, program: TrainingProgram):
+        self._step = step
+        self._state = jax.tree.map(jnp.array, program.state)
+        self._batch = jax.tree.map(jnp.array, program.batch)
+
+    def __call__(self) -> float:
+        """Trains one step; the seconds until its results are there."""
+        begin = time.perf_counter()
+        self._state, loss = self._step(self._state, self._batch)
+        jax.block_until_ready((self._state, loss))
+        return time.perf_counter() - begin
+
+
+def _serve(name: str) -> None:
+    """Reads "jit" or "eager" from each line of standard input; answers with a step's seconds."""
+    program = PROGRAMS[name]()
+    trainers: dict[str, Trainer] = {}
+    for line in sys.stdin:
+        kind = line.strip()
+        if kind not in trainers:
+            step = jax.jit(program.step, donate_argnums=0) if kind == "jit" else program.step
+            trainers[kind] = Trainer(step, program)
+        print(trainers[kind](), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,189 @@
+"""Seconds of a train step: coop_jax beside jax.jit and plain eager JAX, interleaved in one run.
+
+Each round times one step of every way to run the program (A B C A B C ...), so that whatever else
+the machine does falls on all of them alike. Printed are the median and the minimum over the rounds,
+and their ratios to plain eager JAX: the undecorated step called with concrete arrays, `jax.grad`
+inside. Plain JAX is timed twice: in this process, where coop_jax has turned asynchronous dispatch
+off, and "own process" without coop_jax. The targets stand against the first of them; the second is
+what a user had before.
+
+What the numbers do not mean: the steps are small, so that Python's time per operation shows; on
+larger ones all ways but jit come closer together. Compilation is not in them (see --warmups).
+
+Run: python -m tests.benchmarks.step_time [--programs=cnn,gpt] [--repeats=9] [--warmups=3]
+"""
+
+from __future__ import annotations
+
+import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
+
+import dataclasses
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import flax
+import jax
+import jaxlib
+import optax
+from absl import app, flags
+
+from tests.benchmarks import plain_jax
+
+_PROGRAMS = flags.DEFINE_list("programs", ["cnn", "gpt"], "Which train steps to time.")
+_REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
+_WARMUPS = flags.DEFINE_integer("warmups", 3, "Rounds before, which compile.", lower_bound=1)
+
+_EAGER = "eager JAX"
+_TARGETS = {"remat_eager": "<= 1.10", "run": "< 1.00"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One way to run the step.
+
+    Attributes:
+      name: what the table calls it.
+      step: runs one step and returns its seconds.
+      runtime: after the first step, where it runs; None for plain JAX.
+    """
+
+    name: str
+    step: Callable[[], float]
+    runtime: Callable[[], coop_jax.Runtime] | None = None
+
+
+class OwnProcess:
+    """Plain JAX in a process without coop_jax; one step at a time, on request."""
+
+    def __init__(self, program: str):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", plain_jax.__name__, program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def step(self, kind: str) -> float:
+        """Seconds of one step of kind "jit" or "eager"."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(kind, file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+
+
+def _eager_contender(
+    name: str, program: plain_jax.TrainingProgram, budget_bytes: int | None
+) -> Contender:
+    step = coop_jax.remat_eager(program.step, budget=budget_bytes)
+    return Contender(name, plain_jax.Trainer(step, program), lambda: step.runtime)
+
+
+def _run_contender(
+    name: str, program: plain_jax.TrainingProgram, budget: float | None
+) -> Contender:
+    step = coop_jax.run(program.step, budget=budget, donate_argnums=0)
+    return Contender(name, plain_jax.Trainer(step, program), lambda: step.runtime)
+
+
+def _contenders(program: plain_jax.TrainingProgram, rival: OwnProcess) -> list[Contender]:
+    jitted = jax.jit(program.step, donate_argnums=0)
+    eager = _eager_contender("remat_eager", program, None)
+    eager.step()
+    assert eager.runtime is not None
+    half_bytes = eager.runtime().stats().peak_bytes // 2
+    return [
+        Contender("jax.jit", plain_jax.Trainer(jitted, program)),
+        Contender("jax.jit, own process", lambda: rival.step("jit")),
+        Contender(_EAGER, plain_jax.Trainer(program.step, program)),
+        Contender(_EAGER + ", own process", lambda: rival.step("eager")),
+        eager,
+        _run_contender("run", program, None),
+        _eager_contender("remat_eager, 50%", program, half_bytes),
+        _run_contender("run, 50%", program, 0.5),
+    ]
+
+
+def _measure(
+    contenders: Sequence[Contender], warmups: int, repeats: int
+) -> dict[str, list[float] | str]:
+    """Seconds of every round by contender, or why it cannot run."""
+    seconds: dict[str, list[float] | str] = {c.name: [] for c in contenders}
+    for number in range(-warmups, repeats):
+        for contender in contenders:
+            times = seconds[contender.name]
+            if isinstance(times, str):
+                continue
+            try:
+                elapsed = contender.step()
+            except coop_jax.BudgetExceededError as error:
+                budget, known = error.report.budget_bytes, error.report.smallest_budget_bytes
+                least = f", needs {known:,}" if known else ""
+                seconds[contender.name] = f"does not fit into {budget:,} bytes{least}"
+                continue
+            if number >= 0:
+                times.append(elapsed)
+    return seconds
+
+
+def _row(contender: Contender, times: list[float] | str, eager: Sequence[float]) -> str:
+    if isinstance(times, str):
+        return f"{contender.name:24}{times}"
+    median, least = statistics.median(times), min(times)
+    row = (
+        f"{contender.name:24}{median:9.4f}{least:9.4f}"
+        f"{median / statistics.median(eager):9.2f}{least / min(eager):9.2f}"
+        f"  {_TARGETS.get(contender.name, ''):8}"
+    )
+    if contender.runtime is None:
+        return row.rstrip()
+    runtime = contender.runtime()
+    stats, budget = runtime.stats(), runtime.budget_bytes
+    limit = "none" if budget is None else f"{budget / 2**20:.1f}"
+    return f"{row}{stats.peak_bytes / 2**20:9.1f}{limit:>9}{stats.overhead:10.2f}"
+
+
+def _print_program(name: str, warmups: int, repeats: int) -> None:
+    program = plain_jax.PROGRAMS[name]()
+    rival = OwnProcess(name)
+    try:
+        contenders = _contenders(program, rival)
+        seconds = _measure(contenders, warmups, repeats)
+    finally:
+        rival.close()
+    eager = seconds[_EAGER]
+    assert not isinstance(eager, str)
+    print(f"\n{name}: {(plain_jax.PROGRAMS[name].__doc__ or '').rstrip('.')}")
+    print(
+        f"{'seconds a step':24}{'median':>9}{'min':>9}{'/ eager':>9}{'/ eager':>9}"
+        f"  {'target':8}{'MiB':>9}{'budget':>9}{'overhead':>10}"
+    )
+    for contender in contenders:
+        print(_row(contender, seconds[contender.name], eager))
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unknown arguments: {argv[1:]}")
+    unknown = set(_PROGRAMS.value) - set(plain_jax.PROGRAMS)
+    if unknown:
+        raise app.UsageError(f"unknown programs: {sorted(unknown)}")
+    print(
+        f"coop_jax {coop_jax.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__},"
+        f" flax {flax.__version__}, optax {optax.__version__}, Python {platform.python_version()};"
+        f" {jax.devices()[0].platform}, {os.cpu_count()} CPUs,"
+        f" load {os.getloadavg()[0]:.1f}; {_REPEATS.value} rounds after {_WARMUPS.value}"
+    )
+    for name in _PROGRAMS.value:
+        _print_program(name, _WARMUPS.value, _REPEATS.value)
+
+
+if __name__ == "__main__":
+    app.run(main)
