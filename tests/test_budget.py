@@ -153,7 +153,9 @@ def test_a_fraction_of_a_program_becomes_bytes(front_end: str, fraction: float) 
     np.testing.assert_array_equal(step(x), expected)
     peak_bytes = unbudgeted.runtime.stats().peak_bytes
     budget_bytes = step.runtime.budget_bytes
-    assert abs(budget_bytes - fraction * peak_bytes) <= 0.02 * peak_bytes
+    # Eager code holds what its variables name, which no trace of it knows.
+    tolerance = 0.02 if front_end == "run" else 0.1
+    assert abs(budget_bytes - fraction * peak_bytes) <= tolerance * peak_bytes
     assert step.runtime.stats().peak_bytes <= budget_bytes
 
 
