@@ -80,8 +80,12 @@ class Pool:
     def validate(self) -> None:
         """Raise RuntimeError naming the invariant that does not hold."""
 
-def ffi_targets() -> dict[str, CapsuleType]:
-    """Return the XLA custom call handlers of "coop_copy" by platform name ("cpu", "CUDA")."""
+def ffi_targets(name: str = "coop_copy") -> dict[str, CapsuleType]:
+    """Return the handlers of "coop_copy" or "coop_store" by platform name ("cpu", "CUDA").
+
+    Raises:
+        ValueError: there is no such custom call.
+    """
 
 # Actions, in order: (0, storage) drop its memory, it may come back; (1, operation, placements) run
 # it again; (2, storage) drop its memory, it is dead. A placement is (storage or -1 for scratch,

@@ -10,13 +10,13 @@ namespace {
 
 namespace xf = ::xla::ffi;
 
-xf::Error CopyCpu(xf::AnyBuffer source, xf::AnyBuffer /*slot*/, xf::Result<xf::AnyBuffer> out) {
+xf::Error Copy(const xf::AnyBuffer& source, const xf::AnyBuffer& target) {
   try {
-    if (source.size_bytes() != out->size_bytes()) {
-      return xf::Error::InvalidArgument("coop_copy: source and slot differ in bytes");
+    if (source.size_bytes() != target.size_bytes()) {
+      return xf::Error::InvalidArgument("coop_jax: source and slot differ in bytes");
     }
     const void* const from = source.untyped_data();
-    void* const to = out->untyped_data();
+    void* const to = target.untyped_data();
     if (from != to && source.size_bytes() > 0) std::memcpy(to, from, source.size_bytes());
     return xf::Error::Success();
   } catch (const std::exception& error) {
@@ -24,16 +24,30 @@ xf::Error CopyCpu(xf::AnyBuffer source, xf::AnyBuffer /*slot*/, xf::Result<xf::A
   }
 }
 
+xf::Error CopyCpu(xf::AnyBuffer source, xf::AnyBuffer /*slot*/, xf::Result<xf::AnyBuffer> out) {
+  return Copy(source, *out);
+}
+
+xf::Error StoreCpu(xf::AnyBuffer source, xf::AnyBuffer slot, xf::Result<xf::AnyBuffer> done) {
+  if (done->size_bytes() > 0) std::memset(done->untyped_data(), 0, done->size_bytes());
+  return Copy(source, slot);
+}
+
 XLA_FFI_DEFINE_HANDLER(
     kCopyCpu, CopyCpu,
+    xf::Ffi::Bind().Arg<xf::AnyBuffer>().Arg<xf::AnyBuffer>().Ret<xf::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER(
+    kStoreCpu, StoreCpu,
     xf::Ffi::Bind().Arg<xf::AnyBuffer>().Arg<xf::AnyBuffer>().Ret<xf::AnyBuffer>());
 
 }  // namespace
 
 Handler CopyCpuHandler() { return kCopyCpu; }
+Handler StoreCpuHandler() { return kStoreCpu; }
 
 #ifndef COOP_FFI_CUDA
 Handler CopyCudaHandler() { return nullptr; }
+Handler StoreCudaHandler() { return nullptr; }
 #endif
 
 }  // namespace coop::ffi

@@ -1,4 +1,4 @@
-// coop_copy on CUDA, through the driver's API.
+// coop_copy and coop_store on CUDA, through the driver's API.
 //
 // Purpose and thread rule: see copy.h.
 // Model: libcuda is already in the process where XLA runs on a GPU; it is opened, never linked.
@@ -31,27 +31,36 @@ MemcpyDeviceToDevice FindMemcpy() {
              : reinterpret_cast<MemcpyDeviceToDevice>(dlsym(driver, "cuMemcpyDtoDAsync_v2"));
 }
 
-xf::Error CopyCuda(Stream stream, xf::AnyBuffer source, xf::AnyBuffer /*slot*/,
-                   xf::Result<xf::AnyBuffer> out) {
+xf::Error Copy(Stream stream, const xf::AnyBuffer& source, const xf::AnyBuffer& target) {
   try {
-    if (source.size_bytes() != out->size_bytes()) {
-      return xf::Error::InvalidArgument("coop_copy: source and slot differ in bytes");
+    if (source.size_bytes() != target.size_bytes()) {
+      return xf::Error::InvalidArgument("coop_jax: source and slot differ in bytes");
     }
     const auto from = reinterpret_cast<uint64_t>(source.untyped_data());
-    const auto to = reinterpret_cast<uint64_t>(out->untyped_data());
+    const auto to = reinterpret_cast<uint64_t>(target.untyped_data());
     if (from == to || source.size_bytes() == 0) return xf::Error::Success();
     static const MemcpyDeviceToDevice memcpy_async = FindMemcpy();
     if (memcpy_async == nullptr) {
-      return xf::Error::Internal("coop_copy: libcuda.so.1 has no cuMemcpyDtoDAsync_v2");
+      return xf::Error::Internal("coop_jax: libcuda.so.1 has no cuMemcpyDtoDAsync_v2");
     }
     if (const int status = memcpy_async(to, from, source.size_bytes(), stream); status != 0) {
-      return xf::Error::Internal("coop_copy: cuMemcpyDtoDAsync failed with CUresult " +
+      return xf::Error::Internal("coop_jax: cuMemcpyDtoDAsync failed with CUresult " +
                                  std::to_string(status));
     }
     return xf::Error::Success();
   } catch (const std::exception& error) {
     return xf::Error::Internal(error.what());
   }
+}
+
+xf::Error CopyCuda(Stream stream, xf::AnyBuffer source, xf::AnyBuffer /*slot*/,
+                   xf::Result<xf::AnyBuffer> out) {
+  return Copy(stream, source, *out);
+}
+
+xf::Error StoreCuda(Stream stream, xf::AnyBuffer source, xf::AnyBuffer slot,
+                    xf::Result<xf::AnyBuffer> /*done*/) {
+  return Copy(stream, source, slot);
 }
 
 XLA_FFI_DEFINE_HANDLER(kCopyCuda, CopyCuda,
@@ -61,9 +70,17 @@ XLA_FFI_DEFINE_HANDLER(kCopyCuda, CopyCuda,
                            .Arg<xf::AnyBuffer>()
                            .Ret<xf::AnyBuffer>(),
                        {xf::Traits::kCmdBufferCompatible});
+// Not for CUDA graphs: a graph keeps the addresses of the buffers it was told it writes.
+XLA_FFI_DEFINE_HANDLER(kStoreCuda, StoreCuda,
+                       xf::Ffi::Bind()
+                           .Ctx<xf::PlatformStream<Stream>>()
+                           .Arg<xf::AnyBuffer>()
+                           .Arg<xf::AnyBuffer>()
+                           .Ret<xf::AnyBuffer>());
 
 }  // namespace
 
 Handler CopyCudaHandler() { return kCopyCuda; }
+Handler StoreCudaHandler() { return kStoreCuda; }
 
 }  // namespace coop::ffi

@@ -4,6 +4,9 @@
 // Thread rule: initialised once, under the import lock.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
 
 #include "cc/ffi/copy.h"
 #include "cc/python/engine_bindings.h"
@@ -13,12 +16,17 @@ namespace nb = nanobind;
 
 namespace {
 
-nb::dict FfiTargets() {
-  nb::dict targets;
-  targets["cpu"] = nb::capsule(reinterpret_cast<const void*>(coop::ffi::CopyCpuHandler()));
-  if (coop::ffi::CopyCudaHandler() != nullptr) {
-    targets["CUDA"] = nb::capsule(reinterpret_cast<const void*>(coop::ffi::CopyCudaHandler()));
+nb::dict FfiTargets(const std::string& name) {
+  const bool store = name == "coop_store";
+  if (!store && name != "coop_copy") {
+    throw nb::value_error(("no XLA custom call is named '" + name + "'").c_str());
   }
+  nb::dict targets;
+  const auto add = [&](const char* platform, coop::ffi::Handler handler) {
+    if (handler != nullptr) targets[platform] = nb::capsule(reinterpret_cast<const void*>(handler));
+  };
+  add("cpu", store ? coop::ffi::StoreCpuHandler() : coop::ffi::CopyCpuHandler());
+  add("CUDA", store ? coop::ffi::StoreCudaHandler() : coop::ffi::CopyCudaHandler());
   return targets;
 }
 
@@ -30,6 +38,6 @@ NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);
   coop::python::BindPool(module);
   coop::python::BindEngine(module);
-  module.def("ffi_targets", &FfiTargets,
-             "Capsules of the XLA custom call 'coop_copy', by platform name.");
+  module.def("ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
+             "Capsules of the XLA custom call 'coop_copy' or 'coop_store', by platform name.");
 }
