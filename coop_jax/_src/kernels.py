@@ -61,8 +61,8 @@ class Kernel:
 
     __slots__ = (
         "_equations",
-        "_outputs",
         "_executables",
+        "_outputs",
         "cost_seconds",
         "flops",
         "in_avals",

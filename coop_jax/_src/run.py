@@ -8,7 +8,6 @@ first three are dictionary look-ups.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -18,15 +17,24 @@ import numpy as np
 
 from coop_jax import _core
 from coop_jax._src import budget as budgets
-from coop_jax._src import kernels, planning, policies
+from coop_jax._src import interpreter, kernels, planning, policies
 from coop_jax._src.compat import arrays, jaxprs
-from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import CompiledPlan, compile_plan, execute
 from coop_jax._src.interrupts import DeferredInterrupts
-from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
+from coop_jax._src.planning import Residency
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.session import Session
+from coop_jax._src.signatures import (
+    Signature,
+    as_array,
+    compile_all,
+    delete_donated,
+    engine_program_of,
+    exceeded,
+    leaf_key,
+    residency_of,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,21 +100,6 @@ def _positions(given: int | Sequence[int], name: str) -> tuple[int, ...]:
     return tuple(sorted({int(p) for p in positions}))
 
 
-@dataclasses.dataclass(slots=True)
-class _Signature:
-    """Everything that depends on the shapes of the arguments only."""
-
-    jaxpr: Any
-    out_tree: Any
-    out_avals: tuple[Any, ...]
-    donated: tuple[bool, ...]
-    program: Program | None  # None: it branches or loops on values, so its order is not known
-    constants: list[jax.Array]
-    engine_programs: dict[tuple[bool, ...], _core.Program]
-    plans: collections.OrderedDict[Hashable, CompiledPlan]
-    workspace_bytes: int
-
-
 class BudgetedFunction(Generic[P, R]):
     """A function under a budget; made by `run`. Calls are thread-safe, one at a time."""
 
@@ -128,7 +121,7 @@ class BudgetedFunction(Generic[P, R]):
         self._static = static_argnums
         self._device = device
         self._runtime = runtime
-        self._signatures: dict[Hashable, _Signature] = {}
+        self._signatures: dict[Hashable, Signature] = {}
 
     @property
     def runtime(self) -> Runtime:
@@ -151,7 +144,7 @@ class BudgetedFunction(Generic[P, R]):
           NotImplementedError: the program holds something that cannot run here.
         """
         static, leaves, tree, donated = self._flatten(args, kwargs)
-        key = (tree, static, tuple(map(_leaf_key, leaves)), donated)
+        key = (tree, static, tuple(map(leaf_key, leaves)), donated)
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._trace(static, leaves, tree, donated, len(args), kwargs)
@@ -204,7 +197,7 @@ class BudgetedFunction(Generic[P, R]):
         donated: tuple[bool, ...],
         count: int,
         kwargs: dict[str, Any],
-    ) -> _Signature:
+    ) -> Signature:
         out_tree = None
 
         def flat(*flat_leaves: Any) -> list[Any]:
@@ -225,19 +218,19 @@ class BudgetedFunction(Generic[P, R]):
             constants = [c for _, c in program.constants]
         except DynamicControlFlow:
             program = None
-        return _Signature(
+        return Signature(
             jaxpr=jaxpr,
             out_tree=out_tree,
             out_avals=tuple(v.aval for v in jaxpr.outvars),
             donated=donated,
             program=program,
-            constants=[_as_array(c, device) for c in constants],
+            constants=[as_array(c, device) for c in constants],
             engine_programs={},
             plans=collections.OrderedDict(),
             workspace_bytes=-1,
         )
 
-    def _make_runtime(self, signature: _Signature) -> Runtime:
+    def _make_runtime(self, signature: Signature) -> Runtime:
         shared = current_runtime()
         if shared is not None:
             self._runtime = shared
@@ -254,9 +247,9 @@ class BudgetedFunction(Generic[P, R]):
             unlimited = Runtime(None, self._policy, self._device)
             peak = planning.unbudgeted_peak(
                 program,
-                _engine_program(signature, program, program.donated),
+                engine_program_of(signature, program, program.donated),
                 unlimited._settings,
-                _compile_all(signature, program, unlimited),
+                compile_all(signature, program, unlimited),
             )
             budget = max(1, int(peak * budget))
         self._runtime = Runtime(budget, self._policy, self._device)
@@ -265,11 +258,11 @@ class BudgetedFunction(Generic[P, R]):
     def _run(
         self,
         runtime: Runtime,
-        signature: _Signature,
+        signature: Signature,
         leaves: list[Any],
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
-        inputs = [_as_array(leaf, runtime.device) for leaf in leaves]
+        inputs = [as_array(leaf, runtime.device) for leaf in leaves]
         committed = any(arrays.is_committed(x) for x in inputs)
         if signature.program is None:
             values = self._run_online(runtime, signature, inputs, interrupts)
@@ -291,7 +284,7 @@ class BudgetedFunction(Generic[P, R]):
     def _run_online(
         self,
         runtime: Runtime,
-        signature: _Signature,
+        signature: Signature,
         inputs: list[jax.Array],
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
@@ -302,7 +295,7 @@ class BudgetedFunction(Generic[P, R]):
                 session.donated_value_of(x) if donated else session.value_of(x)
                 for x, donated in zip(inputs, signature.donated, strict=True)
             ]
-            results = session.call(signature.jaxpr, signature.constants, operands)
+            results = interpreter.call(session, signature.jaxpr, signature.constants, operands)
             values = session.take([session.as_value(x) for x in results])
         finally:
             session.close()
@@ -314,13 +307,13 @@ class BudgetedFunction(Generic[P, R]):
     def _run_planned(
         self,
         runtime: Runtime,
-        signature: _Signature,
+        signature: Signature,
         program: Program,
         inputs: list[jax.Array],
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
         memory = runtime.memory()
-        residency = _residency(runtime, program, inputs)
+        residency = residency_of(runtime, program, inputs)
         plan = signature.plans.get(residency)
         if plan is None:
             plan = self._plan(runtime, signature, program, residency)
@@ -335,13 +328,13 @@ class BudgetedFunction(Generic[P, R]):
             outside_bytes=plan.outside_bytes,
             workspace_bytes=plan.workspace_bytes,
         )
-        _delete_donated(program, residency, inputs, values)
+        delete_donated(program, residency, inputs, values)
         return values
 
     def _plan(
-        self, runtime: Runtime, signature: _Signature, program: Program, residency: Residency
+        self, runtime: Runtime, signature: Signature, program: Program, residency: Residency
     ) -> CompiledPlan:
-        engine_program = _engine_program(signature, program, residency.donated)
+        engine_program = engine_program_of(signature, program, residency.donated)
         settings = runtime._settings
         outside = planning.outside_bytes(program, residency)
         capacity = runtime.capacity_bytes()
@@ -356,13 +349,13 @@ class BudgetedFunction(Generic[P, R]):
                 reserve_bytes=outside + workspace,
             )
             if not plan.feasible:
-                raise _exceeded(
+                raise exceeded(
                     runtime, program, engine_program, residency, plan, outside + workspace
                 )
             return plan
 
         attempt(0)  # a budget that is too small is known before anything is compiled
-        workspace = max(runtime._workspace_bytes, _compile_all(signature, program, runtime))
+        workspace = max(runtime._workspace_bytes, compile_all(signature, program, runtime))
         while True:
             plan = attempt(workspace)
             compiled = compile_plan(
@@ -378,124 +371,3 @@ class BudgetedFunction(Generic[P, R]):
             if compiled.workspace_bytes <= workspace:
                 return compiled
             workspace = compiled.workspace_bytes
-
-
-def _leaf_key(leaf: Any) -> Hashable:
-    aval = jaxprs.aval_of(leaf)
-    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
-
-
-def _as_array(value: Any, device: jax.Device) -> jax.Array:
-    if not isinstance(value, jax.Array):
-        value = jax.device_put(value, device)
-    arrays.wait(value)
-    if getattr(value, "weak_type", False):
-        value = arrays.with_aval(
-            value, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype
-        )
-    return value  # type: ignore[no-any-return]
-
-
-def _engine_program(
-    signature: _Signature, program: Program, donated: tuple[bool, ...]
-) -> _core.Program:
-    found = signature.engine_programs.get(donated)
-    if found is None:
-        found = planning.core_program(program, donated)
-        signature.engine_programs[donated] = found
-    return found
-
-
-def _compile_all(signature: _Signature, program: Program, runtime: Runtime) -> int:
-    """Compiles every operation as it runs first; returns the largest workspace in bytes."""
-    if signature.workspace_bytes < 0:
-        largest = 0
-        in_place = runtime.policy.in_place
-        for op in program.operations:
-            modes = tuple(
-                kernels.OUTSIDE
-                if program.storages[program.values[r].storage].outside
-                else pair
-                if pair >= 0 and in_place
-                else kernels.SLOT
-                for r, pair in zip(op.results, op.in_place, strict=True)
-            )
-            executable = op.kernel.executable(modes, runtime.device, runtime._cache)
-            largest = max(largest, executable.workspace_bytes)
-        signature.workspace_bytes = largest
-    return signature.workspace_bytes
-
-
-def _residency(runtime: Runtime, program: Program, inputs: Sequence[jax.Array]) -> Residency:
-    """Where the inputs lie, and which of them this call may dispose of.
-
-    Memory that two inputs share (the same array twice, a view of one in the other), or that anybody
-    else may read (another array, a NumPy view), is only read, whatever was donated. Of inputs that
-    share a block of the pool the first stands for it; the others count as outside, which is safe.
-    """
-    memory = runtime.memory()
-    places = [_address(x) for x in inputs]
-    count = collections.Counter(p for p in places if p is not None)
-    offsets = [-1 if p is None else memory.pool.offset_of(p) for p in places]
-    seen: set[int] = set()
-    where, donated = [], []
-    for number, (x, place, offset) in enumerate(zip(inputs, places, offsets, strict=True)):
-        storage = program.storages[program.values[program.inputs[number]].storage]
-        mine = program.donated[number] and not storage.outside
-        mine = mine and place is not None and count[place] == 1
-        if offset >= 0 and offset not in seen:
-            seen.add(offset)
-            alone = mine and memory.pool.live_count(offset) == 1
-            where.append(FOREIGN)
-            donated.append(bool(alone and arrays.drop_numpy_view(x)))
-        else:
-            where.append(ADOPT if mine and offset < 0 else OUTSIDE)
-            donated.append(bool(mine and offset < 0))
-            offsets[number] = -1
-    others = tuple(b for b in memory.pool.live_blocks() if b[0] not in seen)
-    return Residency(tuple(where), tuple(offsets), tuple(donated), others)
-
-
-def _address(x: jax.Array) -> int | None:
-    if x.size == 0 or not hasattr(x, "unsafe_buffer_pointer"):
-        return None
-    return arrays.address_of(x)
-
-
-def _delete_donated(
-    program: Program,
-    residency: Residency,
-    inputs: Sequence[jax.Array],
-    outputs: Sequence[jax.Array],
-) -> None:
-    """Donated arguments are gone after the call, whether their memory was used or not."""
-    returned = {id(x) for x in outputs}
-    for number, x in enumerate(inputs):
-        if residency.donated[number] and id(x) not in returned and not x.is_deleted():
-            x.delete()
-
-
-def _exceeded(
-    runtime: Runtime,
-    program: Program,
-    engine_program: _core.Program,
-    residency: Residency,
-    plan: _core.Plan,
-    reserve_bytes: int,
-) -> BudgetExceededError:
-    failure = plan.failure
-    assert failure is not None
-    index = plan.failed_operation
-    operation, source = "placing the arguments and outputs", ""
-    if 0 <= index < len(program.operations):
-        op = program.operations[index]
-        operation, source = f"operation '{op.kernel.label}'", op.source
-    smallest = planning.smallest_budget(
-        program,
-        engine_program,
-        residency,
-        runtime._settings,
-        reserve_bytes,
-        runtime.capacity_bytes(),
-    )
-    return runtime.exceeded(failure, operation, source, smallest)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -23,45 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import costs, flattening, primitives
+from coop_jax._src import costs, interpreter, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.executor import launch
 from coop_jax._src.interrupts import DeferredInterrupts
-from coop_jax._src.kernels import OUTSIDE, SLOT, Executable, Kernel, KernelBuilder, LiteralValue
-from coop_jax._src.flattening import SMALL_BYTES
+from coop_jax._src.kernels import Executable
+from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.runtime import Runtime
-
-_PREPARED_KEPT = 8192
-
-
-class Value:
-    """One value of a session: a shape and dtype over a storage."""
-
-    __slots__ = ("_dead", "aval", "storage")
-
-    def __init__(self, dead: collections.deque[int], storage: int, aval: Any):
-        self._dead = dead
-        self.storage = storage
-        self.aval = aval
-
-    def __del__(self) -> None:
-        # Only noted here: this may run in the middle of anything, even of an engine call.
-        self._dead.append(self.storage)
-
-
-class _Prepared:
-    """A primitive on operands of given shapes: what to run and what to tell the engine."""
-
-    __slots__ = ("executable", "identity", "kernel", "out_avals", "selection", "spec", "view")
-
-    def __init__(self) -> None:
-        self.view: Any = None  # the result's aval, where it is a view of the first operand
-        self.identity = False  # the result is the first operand
-        self.kernel: Kernel
-        self.executable: Executable
-        self.spec: _core.OperationSpec
-        self.out_avals: tuple[Any, ...] = ()
-        self.selection: tuple[int, ...] = ()  # which operands the kernel takes, in its order
+from coop_jax._src.values import Value
 
 
 class Session:
@@ -73,6 +42,7 @@ class Session:
         self._runtime = runtime
         self._memory = runtime.memory()
         self._cache = runtime._cache
+        self._preparer = Preparer(runtime._cache, self._memory.device)
         settings = runtime._settings
         self._engine = _core.Engine(
             runtime.capacity_bytes(),
@@ -200,252 +170,30 @@ class Session:
         """Runs a primitive on values, arrays and scalars."""
         name = primitive.name
         if name in primitives.CONTROL_FLOW:
-            results = self._control_flow(name, operands, params)
+            results = interpreter.control_flow(self, name, operands, params)
         else:
-            prepared = self._prepare(primitive, operands, params, None, ())
+            prepared = self._preparer.prepare(primitive, operands, params, None, ())
             if prepared is not None:
-                return self._apply_prepared(prepared, operands)
+                return self.run(prepared, operands)
             body = jaxprs.call_body(primitive, params)
             assert body is not None
-            results = self.call(body[0], body[1], list(operands))
+            results = interpreter.call(self, body[0], body[1], list(operands))
         return [self.as_value(x) for x in results]
-
-    def call(self, jaxpr: Any, constants: Sequence[Any], operands: list[Any]) -> list[Any]:
-        """Runs a jaxpr equation by equation; values go at their last use.
-
-        The list of operands is emptied, so that it does not keep values alive.
-        """
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
-        env.update(zip(jaxpr.invars, operands, strict=True))
-        operands.clear()
-        last, used = _last_uses(jaxpr)
-        for eqn, dead in zip(jaxpr.eqns, last, strict=True):
-            ins = [
-                LiteralValue(x.val, x.aval) if isinstance(x, jaxprs.Literal) else env[x]
-                for x in eqn.invars
-            ]
-            for variable in dead:
-                del env[variable]
-            results = self._equation(eqn, ins)
-            ins.clear()
-            for variable, result in zip(eqn.outvars, results, strict=True):
-                if variable in used:
-                    env[variable] = result
-            results.clear()
-        return [
-            _plain(LiteralValue(x.val, x.aval)) if isinstance(x, jaxprs.Literal) else env[x]
-            for x in jaxpr.outvars
-        ]
-
-    def _equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
-        primitive, params = eqn.primitive, eqn.params
-        if primitive.name in primitives.CONTROL_FLOW:
-            plain = [_plain(x) for x in operands]
-            operands.clear()
-            return self._control_flow(primitive.name, plain, params)
-        prepared = self._prepare(primitive, operands, params, eqn.ctx, eqn.effects, eqn)
-        if prepared is None:
-            jaxpr, constants = jaxprs.call_body(primitive, params) or (None, ())
-            plain = [_plain(x) for x in operands]
-            operands.clear()
-            return self.call(jaxpr, constants, plain)
-        return self._apply_prepared(prepared, operands)
-
-    def _control_flow(self, name: str, given: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-        operands = list(given)
-        if isinstance(given, list):
-            given.clear()
-        if name == "cond":
-            index = int(self._scalar(operands[0]))
-            branches = params["branches"]
-            body, constants = jaxprs.open_closed(branches[min(max(index, 0), len(branches) - 1)])
-            arguments = operands[1:]
-            operands.clear()
-            return self.call(body, constants, arguments)
-        if name == "while":
-            count, body_count = params["cond_nconsts"], params["body_nconsts"]
-            test, test_constants = jaxprs.open_closed(params["cond_jaxpr"])
-            body, constants = jaxprs.open_closed(params["body_jaxpr"])
-            test_fixed, fixed = operands[:count], operands[count : count + body_count]
-            carry = list(operands[count + body_count :])
-            operands.clear()
-            while bool(self._scalar(self.call(test, test_constants, [*test_fixed, *carry])[0])):
-                arguments = [*fixed, *carry]
-                carry.clear()
-                carry = self.call(body, constants, arguments)
-            return carry
-        return self._scan(operands, params)
-
-    def _scan(self, operands: list[Any], params: dict[str, Any]) -> list[Any]:
-        scan = jaxprs.scan_parts(params)
-        fixed = operands[: scan.num_consts]
-        carry = list(operands[scan.num_consts : scan.num_consts + scan.num_carry])
-        stacked = operands[scan.num_consts + scan.num_carry :]
-        operands.clear()
-        columns: list[list[Any]] = [[] for _ in scan.body.outvars[scan.num_carry :]]
-        order = range(scan.length)
-        for i in reversed(order) if scan.reverse else order:
-            xs = [self._function(_index, [x, np.int32(i)]) for x in stacked]
-            arguments = [*fixed, *carry, *xs]
-            carry.clear()
-            xs.clear()
-            outs = self.call(scan.body, scan.constants, arguments)
-            carry = outs[: scan.num_carry]
-            for column, y in zip(columns, outs[scan.num_carry :], strict=True):
-                column.append(y)
-            outs.clear()
-        results = []
-        for column, variable in zip(columns, scan.body.outvars[scan.num_carry :], strict=True):
-            if scan.reverse:
-                column.reverse()
-            if column:
-                results.append(self._function(_stack, column))
-            else:
-                results.append(np.zeros((0, *variable.aval.shape), variable.aval.dtype))
-        return [*carry, *results]
-
-    def _scalar(self, x: Any) -> Any:
-        return np.asarray(self.concrete(x) if isinstance(x, Value) else x)
-
-    def _function(self, function: Any, operands: Sequence[Any]) -> Any:
-        """Runs a small JAX function as one operation."""
-        key = (function, tuple(_operand_key(x) for x in operands))
-        prepared = self._cache.prepared.get(key)
-        if prepared is None:
-            avals = [_aval(x) for x in operands]
-            prepared = self._finish(self._cache.from_function(function, avals))
-            prepared.selection = tuple(range(len(operands)))
-            self._cache.prepared[key] = prepared
-        return self._apply_prepared(prepared, operands)[0]
-
-    # --- Preparing: once per primitive, parameters and shapes ---
-
-    def _prepare(
-        self,
-        primitive: Any,
-        operands: Sequence[Any],
-        params: dict[str, Any],
-        context: Any,
-        effects: Any,
-        eqn: Any = None,
-    ) -> _Prepared | None:
-        """What to do for this primitive; None for a call that is to be taken apart."""
-        shapes = tuple(_operand_key(x) for x in operands)
-        positions = _positions(operands)
-        quick: Hashable
-        try:
-            quick = (primitive, tuple(params.items()), shapes, positions, context)
-            known = self._cache.prepared.get(quick, quick)
-        except TypeError:
-            quick = (primitive, jaxprs.params_key(params), shapes, positions, context)
-            known = self._cache.prepared.get(quick, quick)
-        if known is not quick:
-            found: _Prepared | None = known
-            return found
-        prepared = self._prepare_new(primitive, operands, params, context, effects, eqn)
-        if len(self._cache.prepared) > _PREPARED_KEPT:
-            self._cache.prepared.clear()
-        self._cache.prepared[quick] = prepared
-        return prepared
-
-    def _prepare_new(
-        self,
-        primitive: Any,
-        operands: Sequence[Any],
-        params: dict[str, Any],
-        context: Any,
-        effects: Any,
-        eqn: Any,
-    ) -> _Prepared | None:
-        body = jaxprs.call_body(primitive, params)
-        if body is not None and not flattening.is_group_body(*body):
-            return None
-        in_avals = [_aval(x) for x in operands]
-        out_avals = (
-            [v.aval for v in eqn.outvars]
-            if eqn is not None
-            else jaxprs.abstract_eval(primitive, in_avals, params)
-        )
-        source = jaxprs.source_of(jaxprs.current_source())
-        primitives.check_supported(primitive, [*in_avals, *out_avals], source)
-        first = operands[0] if operands else None
-        if body is None and isinstance(first, Value) and len(out_avals) == 1:
-            if primitives.is_identity(primitive, params, first.aval, out_avals[0]):
-                prepared = _Prepared()
-                prepared.identity = True
-                prepared.out_avals = tuple(out_avals)
-                return prepared
-            large = costs.nbytes(first.aval) > SMALL_BYTES
-            viewable = arrays.dlpack_type(out_avals[0].dtype) is not None
-            if (
-                large
-                and viewable
-                and arrays.dlpack_type(first.aval.dtype) is not None
-                and primitives.is_view(primitive, params, first.aval, out_avals[0])
-            ):
-                prepared = _Prepared()
-                prepared.view = out_avals[0]
-                prepared.out_avals = tuple(out_avals)
-                # An operand outside the pool cannot be viewed: then it is an operation after all.
-                self._kernelise(prepared, primitive, operands, params, context, effects, out_avals)
-                return prepared
-        prepared = _Prepared()
-        self._kernelise(prepared, primitive, operands, params, context, effects, out_avals)
-        return prepared
-
-    def _kernelise(
-        self,
-        prepared: _Prepared,
-        primitive: Any,
-        operands: Sequence[Any],
-        params: dict[str, Any],
-        context: Any,
-        effects: Any,
-        out_avals: Sequence[Any],
-    ) -> None:
-        selection: list[int] = []
-        local: list[int | LiteralValue] = []
-        seen: dict[int, int] = {}
-        for position, x in enumerate(operands):
-            if isinstance(x, LiteralValue):
-                local.append(x)
-            elif isinstance(x, Value) and id(x) in seen:
-                local.append(seen[id(x)])
-            else:
-                seen[id(x)] = len(selection)
-                local.append(len(selection))
-                selection.append(position)
-        in_avals = [_aval(operands[p]) for p in selection]
-        builder = KernelBuilder(in_avals)
-        body = jaxprs.call_body(primitive, params)
-        if body is None:
-            results: Sequence[Any] = range(len(selection), len(selection) + len(out_avals))
-            builder.add(primitive, params, context, effects, out_avals, local, results)
-        else:
-            results = builder.inline(body[0], body[1], local)
-        kernel = self._cache.kernel(builder.equations, list(results), in_avals, list(out_avals))
-        self._finish(kernel, prepared)
-        prepared.selection = tuple(selection)
-
-    def _finish(self, kernel: Kernel, prepared: _Prepared | None = None) -> _Prepared:
-        prepared = prepared or _Prepared()
-        sizes = [costs.nbytes(a) for a in kernel.out_avals]
-        outside = [
-            n <= SMALL_BYTES or arrays.dlpack_type(a.dtype) is None
-            for n, a in zip(sizes, kernel.out_avals, strict=True)
-        ]
-        modes = tuple(OUTSIDE if o else SLOT for o in outside)
-        prepared.kernel = kernel
-        prepared.out_avals = kernel.out_avals
-        prepared.executable = kernel.executable(modes, self._memory.device, self._cache)
-        prepared.spec = _core.OperationSpec(
-            sizes, outside, [-1] * len(sizes), kernel.cost_seconds, kernel.recomputable
-        )
-        return prepared
 
     # --- Carrying out ---
 
-    def _apply_prepared(self, prepared: _Prepared, operands: Sequence[Any]) -> list[Any]:
+    def prepare(self, eqn: Any, operands: Sequence[Any]) -> Prepared | None:
+        """What to run for an equation; None for a call that is to be taken apart."""
+        return self._preparer.prepare(
+            eqn.primitive, operands, eqn.params, eqn.ctx, eqn.effects, eqn
+        )
+
+    def function(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """Runs a small JAX function of arrays as one operation with one result."""
+        return self.run(self._preparer.function(function, operands), operands)[0]
+
+    def run(self, prepared: Prepared, operands: Sequence[Any]) -> list[Any]:
+        """Runs a prepared operation: engine first, then what it asks for, then the operation."""
         if prepared.identity:
             first = operands[0]
             if first.aval is prepared.out_avals[0]:
@@ -654,51 +402,3 @@ class Session:
         self._externals.clear()
         self._foreign.clear()
         self._dead.clear()
-
-
-def _index(x: Any, i: Any) -> Any:
-    return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
-
-
-def _stack(*xs: Any) -> Any:
-    return jnp.stack(xs)
-
-
-def _plain(x: Any) -> Any:
-    return np.asarray(x.value, x.aval.dtype) if isinstance(x, LiteralValue) else x
-
-
-def _aval(x: Any) -> Any:
-    return x.aval if isinstance(x, (Value, LiteralValue)) else jaxprs.aval_of(x)
-
-
-def _operand_key(x: Any) -> Hashable:
-    kind = type(x)
-    if kind is Value:
-        return x.aval.shape, x.aval.dtype, True
-    if kind is LiteralValue:
-        return jaxprs.literal_key(x.value), str(x.aval.dtype)
-    aval = jaxprs.aval_of(x)
-    return aval.shape, aval.dtype, False
-
-
-def _positions(operands: Sequence[Any]) -> Hashable:
-    """Which operands are the same value: a kernel takes each once."""
-    if len(operands) < 2:
-        return None
-    ids = [id(x) for x in operands]
-    return None if len(set(ids)) == len(ids) else tuple(ids.index(i) for i in ids)
-
-
-def _last_uses(jaxpr: Any) -> tuple[list[list[Any]], set[Any]]:
-    """For each equation the variables that nothing reads after it; and all that are read."""
-    used = {x for x in jaxpr.outvars if not isinstance(x, jaxprs.Literal)}
-    dead: list[list[Any]] = []
-    for eqn in reversed(jaxpr.eqns):
-        here = []
-        for x in eqn.invars:
-            if not isinstance(x, jaxprs.Literal) and x not in used:
-                used.add(x)
-                here.append(x)
-        dead.append(here)
-    return dead[::-1], used

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pathlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -135,9 +136,16 @@ def aval_of(value: Any) -> Any:
 
 
 def source_of(info: Any) -> str:
-    """The user's "file:line (function)" of an equation, "" where none is known."""
-    frame = None if info is None else _source_info_util.user_frame(info.traceback)
-    return "" if frame is None else f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    """The user's "file:line (function)" of an equation, "" where none is known.
+
+    The innermost line that is not in an installed package: of a layer written with Flax that is the
+    line of the user's model, not Flax's.
+    """
+    frames = [] if info is None else list(_source_info_util.user_frames(info.traceback))
+    own = [f for f in frames if "site-packages" not in f.file_name]
+    for frame in own or frames:
+        return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return ""
 
 
 def name_stack_of(info: Any) -> str:
@@ -149,6 +157,9 @@ def current_source() -> Any:
     """The source information of the code that is running now."""
     return _source_info_util.current()
 
+
+# This package's own frames are not the user's.
+_source_info_util.register_exclusion(str(pathlib.Path(__file__).parents[2]))
 
 _SKIPPED = {  # parameters that do not change what an equation computes, and differ between traces
     "jvp_jaxpr_fun",

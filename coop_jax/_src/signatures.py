@@ -1,0 +1,155 @@
+"""What `run` keeps for each signature of arguments, and where arguments lie when a call begins."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+
+from coop_jax import _core
+from coop_jax._src import kernels, planning
+from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.errors import BudgetExceededError
+from coop_jax._src.executor import CompiledPlan
+from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
+from coop_jax._src.program import Program
+from coop_jax._src.runtime import Runtime
+
+
+@dataclasses.dataclass(slots=True)
+class Signature:
+    """Everything that depends on the shapes of the arguments only."""
+
+    jaxpr: Any
+    out_tree: Any
+    out_avals: tuple[Any, ...]
+    donated: tuple[bool, ...]
+    program: Program | None  # None: it branches or loops on values, so its order is not known
+    constants: list[jax.Array]
+    engine_programs: dict[tuple[bool, ...], _core.Program]
+    plans: collections.OrderedDict[Hashable, CompiledPlan]
+    workspace_bytes: int
+
+
+def leaf_key(leaf: Any) -> Hashable:
+    aval = jaxprs.aval_of(leaf)
+    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+
+
+def as_array(value: Any, device: jax.Device) -> jax.Array:
+    if not isinstance(value, jax.Array):
+        value = jax.device_put(value, device)
+    arrays.wait(value)
+    if getattr(value, "weak_type", False):
+        value = arrays.with_aval(
+            value, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def engine_program_of(
+    signature: Signature, program: Program, donated: tuple[bool, ...]
+) -> _core.Program:
+    found = signature.engine_programs.get(donated)
+    if found is None:
+        found = planning.core_program(program, donated)
+        signature.engine_programs[donated] = found
+    return found
+
+
+def compile_all(signature: Signature, program: Program, runtime: Runtime) -> int:
+    """Compiles every operation as it runs first; returns the largest workspace in bytes."""
+    if signature.workspace_bytes < 0:
+        largest = 0
+        in_place = runtime.policy.in_place
+        for op in program.operations:
+            modes = tuple(
+                kernels.OUTSIDE
+                if program.storages[program.values[r].storage].outside
+                else pair
+                if pair >= 0 and in_place
+                else kernels.SLOT
+                for r, pair in zip(op.results, op.in_place, strict=True)
+            )
+            executable = op.kernel.executable(modes, runtime.device, runtime._cache)
+            largest = max(largest, executable.workspace_bytes)
+        signature.workspace_bytes = largest
+    return signature.workspace_bytes
+
+
+def residency_of(runtime: Runtime, program: Program, inputs: Sequence[jax.Array]) -> Residency:
+    """Where the inputs lie, and which of them this call may dispose of.
+
+    Memory that two inputs share (the same array twice, a view of one in the other), or that anybody
+    else may read (another array, a NumPy view), is only read, whatever was donated. Of inputs that
+    share a block of the pool the first stands for it; the others count as outside, which is safe.
+    """
+    memory = runtime.memory()
+    places = [_address(x) for x in inputs]
+    count = collections.Counter(p for p in places if p is not None)
+    offsets = [-1 if p is None else memory.pool.offset_of(p) for p in places]
+    seen: set[int] = set()
+    where, donated = [], []
+    for number, (x, place, offset) in enumerate(zip(inputs, places, offsets, strict=True)):
+        storage = program.storages[program.values[program.inputs[number]].storage]
+        mine = program.donated[number] and not storage.outside
+        mine = mine and place is not None and count[place] == 1
+        if offset >= 0 and offset not in seen:
+            seen.add(offset)
+            alone = mine and memory.pool.live_count(offset) == 1
+            where.append(FOREIGN)
+            donated.append(bool(alone and arrays.drop_numpy_view(x)))
+        else:
+            where.append(ADOPT if mine and offset < 0 else OUTSIDE)
+            donated.append(bool(mine and offset < 0))
+            offsets[number] = -1
+    others = tuple(b for b in memory.pool.live_blocks() if b[0] not in seen)
+    return Residency(tuple(where), tuple(offsets), tuple(donated), others)
+
+
+def _address(x: jax.Array) -> int | None:
+    if x.size == 0 or not hasattr(x, "unsafe_buffer_pointer"):
+        return None
+    return arrays.address_of(x)
+
+
+def delete_donated(
+    program: Program,
+    residency: Residency,
+    inputs: Sequence[jax.Array],
+    outputs: Sequence[jax.Array],
+) -> None:
+    """Donated arguments are gone after the call, whether their memory was used or not."""
+    returned = {id(x) for x in outputs}
+    for number, x in enumerate(inputs):
+        if residency.donated[number] and id(x) not in returned and not x.is_deleted():
+            x.delete()
+
+
+def exceeded(
+    runtime: Runtime,
+    program: Program,
+    engine_program: _core.Program,
+    residency: Residency,
+    plan: _core.Plan,
+    reserve_bytes: int,
+) -> BudgetExceededError:
+    failure = plan.failure
+    assert failure is not None
+    index = plan.failed_operation
+    operation, source = "placing the arguments and outputs", ""
+    if 0 <= index < len(program.operations):
+        op = program.operations[index]
+        operation, source = f"operation '{op.kernel.label}'", op.source
+    smallest = planning.smallest_budget(
+        program,
+        engine_program,
+        residency,
+        runtime._settings,
+        reserve_bytes,
+        runtime.capacity_bytes(),
+    )
+    return runtime.exceeded(failure, operation, source, smallest)
