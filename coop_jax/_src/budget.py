@@ -1,7 +1,8 @@
 """Budgets as users write them: bytes, strings with units, fractions.
 
-A budget is an `int` (bytes), a `str` ("512MiB", "2GB": SI and IEC units are different things), a `float` in (0, 1] (a fraction of the program's own unbudgeted
-peak), or None (no cap). Everything is checked here, at the API's edge, before any tracing.
+A budget is an `int` (bytes), a `str` ("512MiB", "2GB": SI and IEC units are different things), a
+`float` in (0, 1] (a fraction of the program's own unbudgeted peak), or None (no cap). Everything is
+checked here, at the API's edge, before any tracing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def parse_bytes(text: str) -> int:
     """Reads a number of bytes with its unit.
 
     Args:
-      text: a number and a unit: B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), in any case. No unit means bytes.
+      text: a number and a unit: B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of
+        1024), in any case. No unit means bytes.
 
     Returns:
       The number of bytes, rounded down.
@@ -51,8 +53,8 @@ def parse_bytes(text: str) -> int:
     match = _PATTERN.fullmatch(text)
     if match is None or match[2].lower() not in ({""} | set(_UNITS)):
         raise ValueError(
-            f"cannot read {text!r} as a number of bytes: write a number and one of the units B, KB, MB, GB, TB (powers of 1000) or KiB, MiB,"
-            " GiB, TiB (powers of 1024), for example '512MiB'"
+            f"cannot read {text!r} as a number of bytes: write a number and one of the units B, KB,"
+            " MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), for example '512MiB'"
         )
     count = float(match[1]) * _UNITS[match[2].lower() or "b"]
     if not math.isfinite(count) or count > 2**62:
@@ -67,7 +69,8 @@ def check_budget(budget: Budget, *, fraction_allowed: bool = True) -> int | floa
 
     Raises:
       TypeError: neither int, float, str nor None.
-      ValueError: zero, negative, not finite, a fraction above 1 or not allowed here, an unknown unit.
+      ValueError: zero, negative, not finite, a fraction above 1 or not allowed here, an unknown
+        unit.
     """
     if budget is None:
         return None
@@ -77,7 +80,8 @@ def check_budget(budget: Budget, *, fraction_allowed: bool = True) -> int | floa
         budget, (int, float, np.integer, np.floating)
     ):
         raise TypeError(
-            f"budget must be bytes (int), a string such as '512MiB', a fraction in (0, 1] or None, got {type(budget).__name__}"
+            "budget must be bytes (int), a string such as '512MiB', a fraction in (0, 1] or None,"
+            f" got {type(budget).__name__}"
         )
     if isinstance(budget, (int, np.integer)):
         if budget <= 0:
@@ -86,10 +90,12 @@ def check_budget(budget: Budget, *, fraction_allowed: bool = True) -> int | floa
     fraction = float(budget)
     if not math.isfinite(fraction) or not 0 < fraction <= 1:
         raise ValueError(
-            f"a budget given as a float is a fraction of the unbudgeted peak, in (0, 1]; got {fraction}. For bytes pass an int or a string such as '512MiB'."
+            "a budget given as a float is a fraction of the unbudgeted peak, in (0, 1]; got"
+            f" {fraction}. For bytes pass an int or a string such as '512MiB'."
         )
     if not fraction_allowed:
         raise ValueError(
-            "a fraction needs a program to be a fraction of: give this budget in bytes, for example '512MiB'"
+            "a fraction needs a program to be a fraction of: give this budget in bytes, for example"
+            " '512MiB'"
         )
     return fraction

@@ -56,8 +56,10 @@ def nbytes(aval: Any) -> int:
 
 
 _TRANSCENDENTAL = frozenset(
-    "exp exp2 log log1p expm1 tanh sin cos tan logistic erf erfc erf_inv pow sqrt rsqrt cbrt lgamma"
-    " digamma atan2 asin acos atan sinh cosh asinh acosh atanh random_bits threefry2x32".split()
+    """
+    exp exp2 log log1p expm1 tanh sin cos tan logistic erf erfc erf_inv pow sqrt rsqrt cbrt
+    lgamma digamma atan2 asin acos atan sinh cosh asinh acosh atanh random_bits threefry2x32
+    """.split()
 )
 
 

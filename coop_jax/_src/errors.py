@@ -1,7 +1,7 @@
 """What coop_jax raises, and how a failed plan becomes a message.
 
-`BudgetExceededError` carries every number a user needs to decide what to change; the text is made from the same numbers, so that a program and a person
-read the same thing.
+`BudgetExceededError` carries every number a user needs to decide what to change; the text is made
+from the same numbers, so that a program and a person read the same thing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class BudgetReport:
 
 
 class BudgetExceededError(MemoryError):
-    """The program does not fit its budget. Raised before the first operation runs where the program is known ahead.
+    """The program does not fit its budget.
+
+    Raised before the first operation runs where the program is known ahead.
 
     Attributes:
       report: the numbers, see `BudgetReport`.
@@ -91,7 +93,7 @@ def _describe(report: BudgetReport) -> str:
             f"  smallest budget that would do: {format_bytes(smallest)} ({smallest} bytes)"
         )
     lines.append(
-        "What to change: raise budget= to at least that, donate the arguments that the function replaces (donate_argnums=), make the batch"
-        " smaller, or split the operation named above."
+        "What to change: raise budget= to at least that, donate the arguments that the function"
+        " replaces (donate_argnums=), make the batch smaller, or split the operation named above."
     )
     return "\n".join(lines)

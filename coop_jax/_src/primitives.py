@@ -13,37 +13,49 @@ from coop_jax._src.compat import jaxprs
 # Super-linear work: a nested call that holds one of these is taken apart, so that its parts can be
 # kept or recomputed one by one.
 HEAVY = frozenset(
-    "dot_general ragged_dot ragged_dot_general conv_general_dilated cholesky lu qr eigh eig svd schur"
-    " hessenberg triangular_solve tridiagonal tridiagonal_solve householder_product geqrf fft"
-    " custom_linear_solve pallas_call ffi_call".split()
+    """
+    dot_general ragged_dot ragged_dot_general conv_general_dilated cholesky lu qr eigh eig svd
+    schur hessenberg triangular_solve tridiagonal tridiagonal_solve householder_product geqrf
+    fft custom_linear_solve pallas_call ffi_call
+    """.split()
 )
 CONTROL_FLOW = frozenset(("scan", "while", "cond"))
 
 # Same size, same shape in and out, element by element: XLA can compute these over an input.
 ELEMENTWISE = frozenset(
-    "add add_any sub mul div rem max min pow atan2 nextafter neg sign floor ceil round exp exp2 log"
-    " log1p expm1 tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt cbrt square"
-    " integer_pow logistic erf erfc erf_inv lgamma digamma abs and or xor not clamp select_n"
-    " shift_left shift_right_logical shift_right_arithmetic is_finite population_count clz real imag"
-    " conj".split()
+    """
+    add add_any sub mul div rem max min pow atan2 nextafter neg sign floor ceil round exp exp2
+    log log1p expm1 tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt cbrt
+    square integer_pow logistic erf erfc erf_inv lgamma digamma abs and or xor not clamp
+    select_n shift_left shift_right_logical shift_right_arithmetic is_finite population_count
+    clz real imag conj
+    """.split()
 )
 # Updates of a part of their first operand.
-UPDATES = frozenset("dynamic_update_slice scatter scatter-add scatter_add scatter_mul".split())
+UPDATES = frozenset(
+    ("dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter_mul")
+)
 
 # Never replayed: they reach outside, or may answer differently the second time.
 IMPURE = frozenset(
-    "pure_callback io_callback debug_callback debug_print outside_call infeed outfeed"
-    " rng_uniform host_callback".split()
+    """
+    pure_callback io_callback debug_callback debug_print outside_call infeed outfeed rng_uniform
+    host_callback
+    """.split()
 )
 
 UNSUPPORTED = frozenset(
-    "shard_map pmap xla_pmap psum pmax pmin pmean ppermute all_to_all all_gather reduce_scatter"
-    " psum_invariant psum2 axis_index".split()
+    """
+    shard_map pmap xla_pmap psum pmax pmin pmean ppermute all_to_all all_gather reduce_scatter
+    psum_invariant psum2 axis_index
+    """.split()
 )
 
 # The result is the operand itself.
 _IDENTITIES = frozenset(
-    "name sharding_constraint mesh_cast reshard layout_constraint pvary pcast copy_p".split()
+    """
+    name sharding_constraint mesh_cast reshard layout_constraint pvary pcast copy_p
+    """.split()
 )
 
 

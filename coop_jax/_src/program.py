@@ -81,7 +81,8 @@ def build_program(
     """Flattens a traced function.
 
     Args:
-      jaxpr, constants: from `jaxprs.trace`.
+      jaxpr: from `jaxprs.trace`.
+      constants: likewise, the values of the jaxpr's constants.
       donated: for each argument leaf whether it is donated.
       cache: where kernels live.
 

@@ -106,7 +106,6 @@ class Runtime:
             budget_bytes=self._budget_bytes,
             bytes_in_use=in_use,
             compilations=self._cache.compilations - self._compilations_before,
-            measured=arrays.runs_synchronously(self._device) or self._device.platform == "cpu",
         )
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Statistics of a runtime: cheap enough to be always on (integers added per operation, two clock readings around each).
+"""Statistics of a runtime: cheap enough to be always on.
 
-Names and meanings are those of the paper's section 4.2. `compute_seconds` and `recompute_seconds` are *measured* where operations run in order on the
-caller's thread (CPU); where the device runs behind the caller (GPU) they are the cost model's, and `seconds_are_measured` says which.
+Names and meanings are those of the paper's section 4.2. `compute_seconds` and `recompute_seconds`
+are *measured* where operations run in order on the caller's thread (CPU); where the device runs
+behind the caller (GPU) they include the wait for it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class Stats:
       recompute_seconds: time in recomputed operations.
       search_seconds: time spent choosing what to evict.
       overhead: recompute_seconds / compute_seconds.
-      fragmentation: mean over requests that found no block of free bytes / pool bytes at that moment, before evicting.
+      fragmentation: mean of free bytes / pool bytes at the moments when a request found no block,
+        before evicting.
       max_fragmentation: the largest of these.
       compilations: operations compiled.
-      seconds_are_measured: whether the seconds are measured or the cost model's.
     """
 
     budget_bytes: int | None
@@ -47,7 +48,6 @@ class Stats:
     fragmentation: float
     max_fragmentation: float
     compilations: int
-    seconds_are_measured: bool
 
 
 @dataclasses.dataclass(slots=True)
@@ -67,9 +67,7 @@ class Counters:
     fragmentation_count: int = 0
     max_fragmentation: float = 0.0
 
-    def freeze(
-        self, *, budget_bytes: int | None, bytes_in_use: int, compilations: int, measured: bool
-    ) -> Stats:
+    def freeze(self, *, budget_bytes: int | None, bytes_in_use: int, compilations: int) -> Stats:
         """The public, frozen form."""
         return Stats(
             budget_bytes=budget_bytes,
@@ -89,5 +87,4 @@ class Counters:
             else 0.0,
             max_fragmentation=self.max_fragmentation,
             compilations=compilations,
-            seconds_are_measured=measured,
         )
