@@ -18,6 +18,7 @@ from __future__ import annotations
 import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
 
 import dataclasses
+import importlib.metadata
 import os
 import platform
 import statistics
@@ -25,10 +26,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-import flax
 import jax
-import jaxlib
-import optax
 from absl import app, flags
 
 from tests.benchmarks import plain_jax
@@ -97,6 +95,7 @@ def _contenders(program: plain_jax.TrainingProgram, rival: OwnProcess) -> list[C
     jitted = jax.jit(program.step, donate_argnums=0)
     eager = _eager_contender("remat_eager", program, None)
     eager.step()
+    eager.step()  # the first one reads its state from outside the pool, the others from inside
     assert eager.runtime is not None
     half_bytes = eager.runtime().stats().peak_bytes // 2
     return [
@@ -175,9 +174,10 @@ def main(argv: Sequence[str]) -> None:
     unknown = set(_PROGRAMS.value) - set(plain_jax.PROGRAMS)
     if unknown:
         raise app.UsageError(f"unknown programs: {sorted(unknown)}")
+    packages = ("coop-jax", "jax", "jaxlib", "flax", "optax")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     print(
-        f"coop_jax {coop_jax.__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__},"
-        f" flax {flax.__version__}, optax {optax.__version__}, Python {platform.python_version()};"
+        f"{versions}, Python {platform.python_version()};"
         f" {jax.devices()[0].platform}, {os.cpu_count()} CPUs,"
         f" load {os.getloadavg()[0]:.1f}; {_REPEATS.value} rounds after {_WARMUPS.value}"
     )
