@@ -26,6 +26,9 @@ from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Operation, Program
 from coop_jax._src.stats import Counters
 
+# Memory that is still held this long after its array was deleted is held by another library.
+_PATIENCE_SECONDS = 1.0
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
@@ -382,8 +385,10 @@ def _placed(
             continue
         declined = True
         aval = executable.kernel.out_avals[executable.order[k]]
+        if executable.donates and not executable.checked and k < len(slots):
+            executable.workspace_bytes += placed[k].nbytes  # XLA allocated it, and will again
         try:
-            slot = memory.slot(offset, memory.spec(aval))
+            slot = _slot(memory, offset, memory.spec(aval), patient=not executable.donates)
         except RuntimeError as error:
             raise RuntimeError(
                 "an argument was donated but its memory is shared with another library"
@@ -395,3 +400,15 @@ def _placed(
         executable.checked = True
         executable.places_outputs = not declined
     return placed
+
+
+def _slot(memory: PoolMemory, offset: int, spec: _core.SlotSpec, *, patient: bool) -> jax.Array:
+    # An argument that was deleted, not donated, may be held for a moment by XLA's worker threads.
+    deadline = time.monotonic() + _PATIENCE_SECONDS if patient else 0.0
+    while True:
+        try:
+            return memory.slot(offset, spec)
+        except RuntimeError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(2e-5)

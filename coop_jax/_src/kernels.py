@@ -4,6 +4,8 @@ A `Kernel` is what an operation computes; an `Executable` is one way to run it: 
 writes into pool slots, which ones over an input, which ones wherever it likes. Slots come in as
 donated, unused placeholder arguments; XLA pairs a donated argument with an output of its shape and
 dtype, first with first, so the outputs are ordered: slots, then in-place ones, then the rest.
+Where XLA must not be given slots (see `placement`), it allocates every output, and an `Executable`
+copies those that have a slot into it; it takes the same arguments and returns the same.
 
 Invariants: equal keys compute equal bits; an executable is compiled once per process and device.
 Thread rule: the cache may be used from several threads; compilation is serialised.
@@ -19,8 +21,9 @@ from typing import Any
 
 import jax
 
-from coop_jax._src import costs, primitives
+from coop_jax._src import costs, placement, primitives
 from coop_jax._src.compat import arrays, ffi, jaxprs
+from coop_jax._src.placement import Placement
 
 OUTSIDE = -2  # XLA allocates the output
 SLOT = -1  # the output is written into a slot of the pool; >= 0: over this operand
@@ -96,7 +99,7 @@ class Kernel:
         self.flops = self._count_flops()
         moved = sum(map(costs.nbytes, self.in_avals)) + sum(map(costs.nbytes, self.out_avals))
         self.cost_seconds = costs.cost_seconds(profile, self.flops, moved)
-        self._executables: dict[tuple[int, ...], Executable] = {}
+        self._executables: dict[tuple[tuple[int, ...], Placement], Executable] = {}
 
     def _find_in_place(self) -> tuple[int, ...]:
         if len(self._equations) != 1 or len(self.out_avals) != 1:
@@ -138,14 +141,15 @@ class Kernel:
         self, modes: tuple[int, ...], device: jax.Device, cache: KernelCache
     ) -> Executable:
         """The compiled form with these output modes (OUTSIDE, SLOT or an operand's number)."""
-        found = self._executables.get(modes)
+        key = modes, placement.probe(device)
+        found = self._executables.get(key)
         if found is None:
             with cache.lock:
-                found = self._executables.get(modes)
+                found = self._executables.get(key)
                 if found is None:
-                    found = Executable(self, modes, device)
+                    found = Executable(self, modes, device, donates=key[1] is Placement.DONATED)
                     cache.compilations += 1
-                    self._executables[modes] = found
+                    self._executables[key] = found
         return found
 
 
@@ -154,6 +158,9 @@ class Executable:
 
     Attributes:
       call: `call(*slots, *operands)` returns outputs in the order of `order`.
+      donates: whether slots and overwritten operands are given to XLA. If not, outputs for slots
+        are copied there, overwritten operands are deleted as donated ones would be, and what
+        overwrites them is returned elsewhere.
       order: result numbers in the order in which `call` returns them.
       slot_results: results that go into slots, in the order of the slot arguments.
       workspace_bytes: temporary memory XLA allocates while it runs, including outputs that XLA
@@ -165,6 +172,7 @@ class Executable:
     __slots__ = (
         "call",
         "checked",
+        "donates",
         "kernel",
         "modes",
         "order",
@@ -173,33 +181,40 @@ class Executable:
         "workspace_bytes",
     )
 
-    def __init__(self, kernel: Kernel, modes: tuple[int, ...], device: jax.Device):
+    def __init__(
+        self, kernel: Kernel, modes: tuple[int, ...], device: jax.Device, *, donates: bool = True
+    ):
         self.kernel = kernel
+        self.donates = donates
         self.modes = modes
         slot_results = [k for k, mode in enumerate(modes) if mode == SLOT]
         in_place = sorted((mode, k) for k, mode in enumerate(modes) if mode >= 0)
         outside = [k for k, mode in enumerate(modes) if mode == OUTSIDE]
         self.slot_results = tuple(slot_results)
         self.order = (*slot_results, *(k for _, k in in_place), *outside)
-        slots = len(slot_results)
+        slots = len(slot_results) if donates else 0
+        told_where = len(slot_results) + len(in_place)
         order = self.order
 
         def run(*arguments: Any) -> list[Any]:
             results = kernel(*arguments[slots:])
             return [results[k] for k in order]
 
-        donated = (*range(slots), *(slots + operand for operand, _ in in_place))
+        over = tuple(operand for operand, _ in in_place)
+        donated = (*range(slots), *(slots + operand for operand in over)) if donates else ()
         sharding = jax.sharding.SingleDeviceSharding(device)
         jitted = jax.jit(run, donate_argnums=donated, keep_unused=True, in_shardings=sharding)
-        specs = [_spec(kernel.out_avals[k]) for k in slot_results] + [
+        specs = [_spec(kernel.out_avals[k]) for k in slot_results[:slots]] + [
             _spec(aval) for aval in kernel.in_avals
         ]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             memory = jitted.lower(*specs).compile().memory_analysis()
-        self.call: Callable[..., Sequence[jax.Array]] = jitted
-        placed = sum(costs.nbytes(kernel.out_avals[k]) for k in order[: len(donated)])
-        aliased = int(getattr(memory, "alias_size_in_bytes", placed))
+        self.call: Callable[..., Sequence[jax.Array]] = (
+            jitted if donates else _storing(jitted, len(slot_results), over)
+        )
+        placed = sum(costs.nbytes(kernel.out_avals[k]) for k in order[:told_where])
+        aliased = int(getattr(memory, "alias_size_in_bytes", placed)) if donates else 0
         self.workspace_bytes = int(getattr(memory, "temp_size_in_bytes", 0)) + max(
             0, placed - aliased
         )
@@ -207,12 +222,34 @@ class Executable:
         self.checked = False
 
 
+def _storing(
+    jitted: Callable[..., Sequence[jax.Array]], slots: int, overwritten: tuple[int, ...]
+) -> Callable[..., list[jax.Array]]:
+    """`call` of an executable that donates nothing, over a function of the operands."""
+
+    def call(*arguments: Any) -> list[jax.Array]:
+        results: list[jax.Array] = []
+        try:
+            results += jitted(*arguments[slots:])
+            # Before any memory is written again: an operand is read until the operation is done.
+            jax.block_until_ready(results)
+            for operand in overwritten:
+                arguments[slots + operand].delete()
+            stored = [ffi.store(*pair) for pair in zip(arguments[:slots], results, strict=False)]
+            return stored + results[slots:]
+        finally:  # a traceback that somebody keeps must not keep arrays
+            del arguments
+            results = []
+
+    return call
+
+
 def _spec(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 class KernelCache:
-    """Kernels of one device by structural key. Process-wide, as JAX's own compilation caches are."""
+    """Kernels of one device by structural key. Process-wide, as JAX's compilation caches are."""
 
     def __init__(self, device: jax.Device):
         self.device = device
@@ -339,6 +376,8 @@ def cache_for(device: jax.Device) -> KernelCache:
 
 def copy_into(slot: jax.Array, source: jax.Array) -> jax.Array:
     """Copies an array into a slot of its size and dtype; the result lies in the slot's memory."""
+    if placement.probe(slot.device) is Placement.COPIED:
+        return ffi.store(slot, source)
     return ffi.copy_into(slot, source)
 
 

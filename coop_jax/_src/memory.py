@@ -2,9 +2,22 @@
 
 A slot is an array over a range of the pool, made without copying, meant to be donated to the
 operation that writes it. The memory belongs to the pool; an array that is given to the user is
-*lent*: it keeps its range taken until its last user lets go, whatever that user is (an array, a NumPy
-view). What is not lent belongs to the running call, which knows when its operations are done; XLA's
-worker threads may let go of their references any time later, and that is not waited for.
+*lent*: it keeps its range taken until its last user lets go, whatever that user is (an array, a
+NumPy view). What is not lent belongs to the running call, which knows when its operations are done;
+XLA's worker threads may let go of their references any time later, and that is not waited for.
+
+On CPU the pool is address space whose pages come and go; what the budget reserves for workspace and
+for values outside is given back to the system, so the process holds the budget and no more.
+
+On a GPU the pool is one JAX array of the whole capacity, from XLA's own allocator, which counts it
+as in use from the first call until the runtime and the last array in it are gone. `discard` gives
+nothing back there. So a range that is reserved for workspace or for a value outside the pool is
+counted once by the budget but taken twice from the device: the budget is hard for what the call
+keeps, while XLA's `bytes_in_use` may reach the capacity plus what is reserved. What the budget
+counts there: blocks of the pool, inputs and small values outside it, and for one operation at a
+time XLA's temporary buffer and the outputs that XLA allocates itself. Not counted, as on CPU: the
+code of compiled operations, constants inside it, what cuDNN and cuBLAS keep for themselves, and
+unused space between XLA's allocations.
 
 Thread rule: the C++ pool is thread-safe; everything else is used under the runtime's lock.
 """
@@ -14,12 +27,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from coop_jax import _core
 from coop_jax._src.compat import arrays
 
-_DLPACK_CPU, _DLPACK_CUDA = 1, 2
+# Of XLA's own buffers on a GPU; parameters need less. The runtime aligns blocks to it there.
+ALIGNMENT_BYTES = 256
 
 
 class PoolMemory:
@@ -41,10 +54,9 @@ class PoolMemory:
             # Pages are taken from the system when first written, so an unused part costs nothing.
             self.pool = _core.Pool(capacity_bytes)
         else:
-            owner = jax.device_put(jnp.zeros(capacity_bytes, jnp.uint8), device).block_until_ready()
-            self.pool = _core.Pool(
-                arrays.address_of(owner), capacity_bytes, owner, _DLPACK_CUDA, device.id
-            )
+            kind = arrays.dlpack_device(device)  # first: it refuses devices that will not do
+            owner = _allocate(capacity_bytes, device)
+            self.pool = _core.Pool(arrays.address_of(owner), capacity_bytes, owner, *kind)
 
     def spec(self, aval: Any) -> _core.SlotSpec:
         """The slot description of a shape and dtype."""
@@ -82,3 +94,17 @@ class PoolMemory:
         if not isinstance(value, jax.Array) or not hasattr(value, "unsafe_buffer_pointer"):
             return -1
         return self.pool.offset_of(arrays.address_of(value))
+
+
+def _allocate(capacity_bytes: int, device: jax.Device) -> jax.Array:
+    try:
+        owner = arrays.zero_bytes(max(capacity_bytes, 1), device)
+    except RuntimeError as error:
+        error.add_note(
+            f"coop_jax: a pool of {capacity_bytes} bytes, the budget, could not be allocated on"
+            f" {device}. Name a smaller budget, or free what the device holds."
+        )
+        raise
+    if arrays.address_of(owner) % ALIGNMENT_BYTES:
+        raise RuntimeError("invariant: XLA aligns what it allocates on a GPU to 256 bytes")
+    return owner

@@ -17,6 +17,7 @@ from jax._src import array as _array
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
+from jax._src.lib import jaxlib_extension_version as _jaxlib_extension_version
 from jaxlib import _jax
 
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
@@ -38,8 +39,39 @@ def dlpack_type(dtype: Any) -> tuple[int, int] | None:
 def importer(device: jax.Device) -> Callable[[object], jax.Array]:
     """A function from a DLPack capsule to an array on `device` that may be donated."""
     load = _jax.dlpack_managed_tensor_to_buffer
-    copy = True if device.platform == "cpu" else None
-    return lambda capsule: load(capsule, device, None, copy)
+    if device.platform == "cpu":
+        return lambda capsule: load(capsule, device, None, True)
+    # Elsewhere a plain view is mutable. No stream: whatever was enqueued before comes before it.
+    kind = dlpack_device(device)[0]
+    if _jaxlib_extension_version >= 467:
+        return lambda capsule: load(capsule, device, None, None, kind)
+    return lambda capsule: load(capsule, device, None, None)
+
+
+def dlpack_device(device: jax.Device) -> tuple[int, int]:
+    """The DLPack (device type, number) of a device.
+
+    Raises:
+      ValueError: the pool cannot be on such a device.
+    """
+    if device.platform == "cpu":
+        return 1, 0
+    version = device.client.platform_version
+    if device.platform == "gpu" and "cuda" in version:
+        number = device.local_hardware_id
+        return 2, 0 if number is None else number
+    raise ValueError(
+        f"coop_jax runs on CPU and on CUDA GPUs; {device} is a '{device.platform}' device"
+        f" ({version.strip()}): choose another with `device=`"
+    )
+
+
+def zero_bytes(count: int, device: jax.Device) -> jax.Array:
+    """An array of this many bytes on the device, whatever trace is current."""
+    with _core.set_current_trace(_core.eval_trace):
+        array: jax.Array = jax.numpy.zeros(count, jax.numpy.uint8, device=device)
+        array.block_until_ready()
+        return array
 
 
 def disable_async_dispatch() -> None:

@@ -1,4 +1,4 @@
-"""The copy into a slot: an XLA custom call, so that it runs where and when XLA's own work runs."""
+"""The copies into a slot: XLA custom calls, so that they run where and when XLA's own work runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import jax
 from coop_jax import _core
 
 TARGET = "coop_copy"
+STORE_TARGET = "coop_store"
 
 
 @functools.cache
-def _register() -> None:
-    for platform, handler in _core.ffi_targets().items():
-        jax.ffi.register_ffi_target(TARGET, handler, platform=platform)
+def _register(target: str) -> None:
+    for platform, handler in _core.ffi_targets(target).items():
+        jax.ffi.register_ffi_target(target, handler, platform=platform)
 
 
 @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
@@ -30,6 +31,26 @@ def copy_into(slot: jax.Array, source: jax.Array) -> jax.Array:
     Returns:
       The array that now lies in the slot's memory.
     """
-    _register()
+    _register(TARGET)
     result: jax.Array = _copy(slot, source)
     return result
+
+
+@functools.partial(jax.jit, keep_unused=True)
+def _store(slot: jax.Array, source: jax.Array) -> Any:
+    done = jax.ShapeDtypeStruct((1,), jax.numpy.uint8)
+    return jax.ffi.ffi_call(STORE_TARGET, done, has_side_effect=True)(source, slot)
+
+
+def store(slot: jax.Array, source: jax.Array) -> jax.Array:
+    """Writes `source` into the memory of `slot` (same shape and dtype), donating nothing.
+
+    Nobody may have read `slot` before: JAX takes arrays for constant.
+
+    Returns:
+      `slot`, which holds the values of `source` from now on.
+    """
+    _register(STORE_TARGET)
+    # Who reads the slot later waits for what made the slot, not for what wrote it: so wait here.
+    jax.block_until_ready(_store(slot, source))
+    return slot
