@@ -32,6 +32,7 @@ from coop_jax._src.signatures import (
     delete_donated,
     engine_program_of,
     exceeded,
+    flatten_arguments,
     leaf_key,
     residency_of,
 )
@@ -143,7 +144,7 @@ class BudgetedFunction(Generic[P, R]):
           RuntimeError: an argument was deleted, or the call comes from inside another one.
           NotImplementedError: the program holds something that cannot run here.
         """
-        static, leaves, tree, donated = self._flatten(args, kwargs)
+        static, leaves, tree, donated = flatten_arguments(args, kwargs, self._donate, self._static)
         key = (tree, static, tuple(map(leaf_key, leaves)), donated)
         signature = self._signatures.get(key)
         if signature is None:
@@ -153,41 +154,6 @@ class BudgetedFunction(Generic[P, R]):
         with runtime.exclusive(), DeferredInterrupts() as interrupts:
             outputs = self._run(runtime, signature, leaves, interrupts)
         return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
-
-    def _flatten(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Hashable, list[Any], Any, tuple[bool, ...]]:
-        for position in (*self._donate, *self._static):
-            if position >= len(args):
-                raise ValueError(
-                    f"donate_argnums or static_argnums names argument {position}, but the call has"
-                    f" {len(args)} positional arguments"
-                )
-        static = tuple((p, args[p]) for p in self._static)
-        dynamic = [() if p in self._static else a for p, a in enumerate(args)]
-        leaves: list[Any] = []
-        donated: list[bool] = []
-        for position, argument in enumerate(dynamic):
-            found = jax.tree_util.tree_leaves(argument)
-            leaves += found
-            donated += [position in self._donate] * len(found)
-        named = jax.tree_util.tree_leaves(kwargs)
-        leaves += named
-        donated += [False] * len(named)
-        tree = jax.tree_util.tree_structure((dynamic, kwargs))
-        for leaf in leaves:
-            if isinstance(leaf, jaxprs.Tracer):
-                raise RuntimeError(
-                    "coop_jax.run was called inside a JAX transformation (jit, grad, vmap, scan):"
-                    " it executes operations itself, so call it at the top level, with the"
-                    " transformation inside the function given to it"
-                )
-            if isinstance(leaf, jax.Array) and leaf.is_deleted():
-                raise RuntimeError(
-                    f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
-                    " call, or delete() was called on it"
-                )
-        return static, leaves, tree, tuple(donated)
 
     def _trace(
         self,

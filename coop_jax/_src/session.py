@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from coop_jax import _core
 from coop_jax._src import costs, interpreter, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.executor import launch
+from coop_jax._src.holdings import Holdings
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.kernels import Executable
 from coop_jax._src.preparing import Prepared, Preparer
@@ -38,7 +39,6 @@ class Session:
 
     def __init__(self, runtime: Runtime, interrupts: DeferredInterrupts | None = None):
         self._interrupts = interrupts
-        self._consumed = False  # a donated array is gone: from here on the call has to finish
         self._runtime = runtime
         self._memory = runtime.memory()
         self._cache = runtime._cache
@@ -52,16 +52,10 @@ class Session:
             True,
         )
         self._dead: collections.deque[int] = collections.deque()
-        self._arrays: dict[int, Any] = {}
-        self._views: dict[int, dict[Hashable, jax.Array]] = {}
+        self._held = Holdings(self._memory)
         self._recipes: dict[int, tuple[Executable, tuple[Any, ...], tuple[int, ...]]] = {}
-        self._outside: dict[int, int] = {}
-        self._hints: dict[int, int] = {}
-        self._donated: set[int] = set()
-        self._outside_bytes = 0
         self._workspace_bytes = max(runtime._workspace_bytes, runtime._counters.workspace_bytes)
         self._reserved_bytes = 0
-        self._peak_outside = 0
         self._peak_bytes = 0
         self._externals: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._memory.pool.drain_freed()
@@ -83,13 +77,13 @@ class Session:
         if foreign is not None:
             value = Value(self._dead, foreign.storage, aval)
             self._engine.retain(foreign.storage)
-            self._arrays[foreign.storage] = self._own(x)
+            self._held.put(foreign.storage, self._own(x))
         else:
             nbytes = costs.nbytes(aval)
             storage = self._engine.add_outside(nbytes)
-            self._note_outside(storage, nbytes)
+            self._held.note_outside(storage, nbytes)
             value = Value(self._dead, storage, aval)
-            self._arrays[storage] = self._own(x)
+            self._held.put(storage, self._own(x))
         if isinstance(x, jax.Array):
             key = id(x)
             gone = self._externals
@@ -107,7 +101,7 @@ class Session:
         self._externals.pop(id(x), None)
         if offset >= 0:
             del self._foreign[offset]
-        self._donated.add(value.storage)
+        self._held.donate(value.storage)
         return value
 
     def as_value(self, x: Any) -> Value:
@@ -132,9 +126,9 @@ class Session:
         for value in values:
             self._bring(value)
             state = self._engine.is_permanent(value.storage)
-            if not state and value.storage not in self._outside:
-                self._drop(self._engine.make_permanent(value.storage))
-            array = self._array(value.storage, value.aval)
+            if not state and not self._held.is_outside(value.storage):
+                self._held.drop_all(self._engine.make_permanent(value.storage))
+            array = self._held.array(value.storage, value.aval)
             if isinstance(array, jax.Array):
                 out.append(self._memory.lent(array, value.aval))
             else:
@@ -144,20 +138,19 @@ class Session:
     def concrete(self, value: Value) -> jax.Array:
         """The contents, as an array that does not depend on the pool."""
         self._bring(value)
-        array = self._array(value.storage, value.aval)
-        if value.storage in self._outside:
+        array = self._held.array(value.storage, value.aval)
+        if self._held.is_outside(value.storage):
             return array if isinstance(array, jax.Array) else jnp.asarray(array)
         return jnp.array(np.asarray(array), copy=True)
 
     def release_hint(self, value: Value) -> None:
         """The value is most likely not read again: its memory goes, its recipe stays."""
         storage = value.storage
-        hints = self._hints[storage] = self._hints.get(storage, 0) + 1
-        if hints < self._engine.refs_of(storage):
+        if self._held.hint(storage) < self._engine.refs_of(storage):
             return  # a view of it may still be read
         self._collect()
         if self._engine.discard(storage):
-            self._drop(self._engine.freed())
+            self._held.drop_all(self._engine.freed())
 
     # --- Running ---
 
@@ -199,9 +192,9 @@ class Session:
             if first.aval is prepared.out_avals[0]:
                 return [first]
             return [self._alias(first, prepared.out_avals[0])]
-        if prepared.view is not None and operands[0].storage not in self._outside:
+        if prepared.view is not None and not self._held.is_outside(operands[0].storage):
             return [self._alias(operands[0], prepared.view)]
-        if self._interrupts is not None and not self._consumed:
+        if self._interrupts is not None and not self._held.consumed:
             self._interrupts.check()
         refs: list[Any] = []
         storages: list[int] = []
@@ -246,13 +239,12 @@ class Session:
             self._run(recipe, offsets, recompute=False, scratch=())
         except BaseException:
             self._engine.abort(done)
-            self._drop(self._engine.forget(op))
+            self._held.drop_all(self._engine.forget(op))
             raise
-        spec_outside = self._outside
         values = []
         for storage, offset, aval in zip(outputs, offsets, prepared.out_avals, strict=True):
-            if offset < 0 and storage not in spec_outside:
-                self._note_outside(storage, costs.nbytes(aval))
+            if offset < 0:
+                self._held.note_outside(storage, costs.nbytes(aval))
             values.append(Value(self._dead, storage, aval))
         return values
 
@@ -267,7 +259,7 @@ class Session:
                 scratch=[p[0] for p in placements],
             )
         else:
-            self._drop_one(action[1])
+            self._held.drop(action[1])
 
     def _run(
         self, recipe: Any, offsets: Sequence[int], *, recompute: bool, scratch: Sequence[int]
@@ -278,7 +270,7 @@ class Session:
             (offsets[k], memory.spec(executable.kernel.out_avals[k]))
             for k in executable.slot_results
         ]
-        operands = [self._array(*r) if type(r) is tuple else r for r in refs]
+        operands = [self._held.array(*r) if type(r) is tuple else r for r in refs]
         first = not executable.checked
         begin = time.perf_counter()
         results = launch(executable, slots, operands, (), memory)
@@ -288,15 +280,15 @@ class Session:
             counters.recompute_seconds += seconds
             for k, result in zip(executable.order, results, strict=True):
                 storage = scratch[k]
-                if storage >= 0 and (offsets[k] >= 0 or storage not in self._arrays):
-                    self._arrays[storage] = result
+                if storage >= 0 and (offsets[k] >= 0 or storage not in self._held):
+                    self._held.put(storage, result)
         else:
             counters.compute_seconds += seconds
             for k, result in zip(executable.order, results, strict=True):
-                self._arrays[outputs[k]] = result
+                self._held.put(outputs[k], result)
 
     def _bring(self, value: Value) -> None:
-        if value.storage in self._arrays:
+        if value.storage in self._held:
             return
         self._collect()
         try:
@@ -312,19 +304,6 @@ class Session:
             self._engine.abort(done)
             raise
 
-    def _array(self, storage: int, aval: Any) -> Any:
-        base = self._arrays[storage]
-        if base.shape == aval.shape and base.dtype == aval.dtype:
-            return base
-        views = self._views.setdefault(storage, {})
-        key = (aval.shape, aval.dtype)
-        view = views.get(key)
-        if view is None:
-            # Where it lies now: the engine is already past the actions being carried out.
-            offset = self._memory.offset_of(base)
-            view = views[key] = self._memory.view(offset, self._memory.spec(aval))
-        return view
-
     def _alias(self, value: Value, aval: Any) -> Value:
         self._engine.retain(value.storage)
         return Value(self._dead, value.storage, aval)
@@ -335,34 +314,11 @@ class Session:
         """Tells the engine of values that nothing refers to any more."""
         dead = self._dead
         while dead:
-            self._drop(self._engine.release(dead.popleft()))
-
-    def _drop(self, storages: Sequence[int] | None) -> None:
-        for storage in storages or ():
-            self._drop_one(storage)
-
-    def _drop_one(self, storage: int) -> None:
-        array = self._arrays.pop(storage, None)
-        if storage in self._donated:
-            self._donated.remove(storage)
-            self._consumed = True
-            self._memory.pool.reclaim(self._memory.offset_of(array))
-            array.delete()
-        self._views.pop(storage, None)
-        self._hints.pop(storage, None)
-        nbytes = self._outside.pop(storage, None)
-        if nbytes is not None:
-            self._outside_bytes -= nbytes
-
-    def _note_outside(self, storage: int, nbytes: int) -> None:
-        rounded = -(-nbytes // 64) * 64
-        self._outside[storage] = rounded
-        self._outside_bytes += rounded
-        self._peak_outside = max(self._peak_outside, self._outside_bytes)
+            self._held.drop_all(self._engine.release(dead.popleft()))
 
     def _reserve(self) -> None:
         """Keeps room for what lies outside the pool; in steps, so that it is seldom asked for."""
-        needed = self._outside_bytes + self._workspace_bytes
+        needed = self._held.outside_bytes + self._workspace_bytes
         if needed <= self._reserved_bytes or self._runtime.budget_bytes is None:
             return
         step = min(1 << 16, self._runtime.capacity_bytes() >> 8)
@@ -393,11 +349,10 @@ class Session:
         self._runtime.count(
             stats,
             peak_bytes=self._peak_bytes,
-            outside_bytes=self._peak_outside,
+            outside_bytes=self._held.peak_outside_bytes,
             workspace_bytes=self._workspace_bytes,
         )
-        self._arrays.clear()
-        self._views.clear()
+        self._held.clear()
         self._recipes.clear()
         self._externals.clear()
         self._foreign.clear()

@@ -34,6 +34,48 @@ class Signature:
     workspace_bytes: int
 
 
+def flatten_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...], static: tuple[int, ...]
+) -> tuple[Hashable, list[Any], Any, tuple[bool, ...]]:
+    """Static arguments by position, leaves of the others, their tree, which leaves are donated.
+
+    Raises:
+      ValueError: an argument that is donated or static is not there.
+      RuntimeError: a leaf is a tracer or was deleted.
+    """
+    for position in (*donate, *static):
+        if position >= len(args):
+            raise ValueError(
+                f"donate_argnums or static_argnums names argument {position}, but the call has"
+                f" {len(args)} positional arguments"
+            )
+    fixed = tuple((p, args[p]) for p in static)
+    dynamic = [() if p in static else a for p, a in enumerate(args)]
+    leaves: list[Any] = []
+    donated: list[bool] = []
+    for position, argument in enumerate(dynamic):
+        found = jax.tree_util.tree_leaves(argument)
+        leaves += found
+        donated += [position in donate] * len(found)
+    named = jax.tree_util.tree_leaves(kwargs)
+    leaves += named
+    donated += [False] * len(named)
+    tree = jax.tree_util.tree_structure((dynamic, kwargs))
+    for leaf in leaves:
+        if isinstance(leaf, jaxprs.Tracer):
+            raise RuntimeError(
+                "coop_jax.run was called inside a JAX transformation (jit, grad, vmap, scan):"
+                " it executes operations itself, so call it at the top level, with the"
+                " transformation inside the function given to it"
+            )
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise RuntimeError(
+                f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
+                " call, or delete() was called on it"
+            )
+    return fixed, leaves, tree, tuple(donated)
+
+
 def leaf_key(leaf: Any) -> Hashable:
     aval = jaxprs.aval_of(leaf)
     return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
