@@ -1,8 +1,9 @@
 """What all tests share: one compilation cache, counted compilations, comparison of bits.
 
-`coop_jax` is imported before anything starts JAX's CPU backend, as it asks its users to do. Warnings
-are errors (see pyproject.toml). Compiled operations are kept on disk, in JAX_COMPILATION_CACHE_DIR
-or for this session only, so that subprocesses and further budgets do not compile them again.
+`coop_jax` is imported before anything starts JAX's CPU backend, as it asks its users to do.
+Warnings are errors (see pyproject.toml). Compiled operations are kept on disk, in
+JAX_COMPILATION_CACHE_DIR or for this session only, so that subprocesses and further budgets do not
+compile them again.
 """
 
 from __future__ import annotations
@@ -16,16 +17,14 @@ from typing import Any
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="coop-jax-tests-")
-    atexit.register(
-        shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True
-    )
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-import coop_jax  # noqa: E402,I001 - before the backend starts
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
+import coop_jax  # noqa: I001 - before the backend starts
+import jax
+import numpy as np
+import pytest
 
 _backend_compilations = 0
 

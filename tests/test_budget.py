@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -41,8 +42,8 @@ def test_sizes_are_read_with_si_and_iec_units(text: str, expected_bytes: int) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["12 parsecs", "", " ", "MiB", "-1GB", "1 GB extra", "1..5GB", "0", "0MiB", "0.4B", "nan", "inf"]
-    + ["1e400GB", "1_000", "0x10", "1,5GB", "Mi", "5M", "١GB"],
+    "12 parsecs||  |MiB|-1GB|1 GB extra|1..5GB|0|0MiB|0.4B|nan|inf|1e400GB".split("|")
+    + "1_000|0x10|1,5GB|Mi|5M|١GB".split("|"),
 )
 def test_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"(?s).+"):
@@ -109,11 +110,11 @@ def test_bad_budgets_are_refused_before_anything_is_traced(
     def never(x: Any) -> Any:
         raise AssertionError("traced")
 
+    make = coop_jax.Runtime
+    if front_end != "Runtime":
+        make = functools.partial(getattr(coop_jax, front_end), never)
     with pytest.raises(error, match=r"(?s)budget|bytes|expected"):
-        if front_end == "Runtime":
-            coop_jax.Runtime(budget)
-        else:
-            getattr(coop_jax, front_end)(never, budget=budget)
+        make(budget=budget)
 
 
 @pytest.mark.parametrize("budget", [0.5, 1.0])

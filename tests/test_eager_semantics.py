@@ -126,7 +126,13 @@ def test_reading_values_in_the_middle() -> None:
         for _ in range(6):
             z = jnp.cos(z) * y
         seen.append(
-            (float(y[0, 0]), y.sum().item(), np.asarray(y).copy(), bool((y > 2).any()), f"{y[0, 1]}")
+            (
+                float(y[0, 0]),
+                y.sum().item(),
+                np.asarray(y).copy(),
+                bool((y > 2).any()),
+                f"{y[0, 1]}",
+            )
         )
         host = np.asarray(y)
         return z, y * host, [v * 2 for v in y[0, :3]], len(y), y.tolist()[0][0]
@@ -203,7 +209,15 @@ def test_random_numbers_dtypes_and_numpy_inside() -> None:
         old = jax.random.uniform(jax.random.PRNGKey(1), (50,))
         host = jnp.asarray(np.arange(2048).reshape(64, 32)) + x.astype(jnp.int32)
         half = (x + noise).astype(jnp.bfloat16) * 2
-        return half.astype(jnp.float32), old, host, x > 0, x * 2.0, jnp.asarray(3), 2 * (x[0, 0] > 0)
+        return (
+            half.astype(jnp.float32),
+            old,
+            host,
+            x > 0,
+            x * 2.0,
+            jnp.asarray(3),
+            2 * (x[0, 0] > 0),
+        )
 
     check(fn, X)
 
@@ -310,5 +324,3 @@ def test_the_peak_is_within_a_tenth_of_what_run_needs(name: str) -> None:
         del state
         peaks[front_end] = step.runtime.stats().peak_bytes
     assert peaks["remat_eager"] <= 1.1 * peaks["run"], peaks
-
-

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,7 +56,9 @@ def data(number: int = 0) -> np.ndarray:
     return np.random.default_rng(number).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
-def make(front_end: str, budget: Any = BUDGET_BYTES, *, donate: bool = False, fn: Any = step_fn) -> Any:
+def make(
+    front_end: str, budget: Any = BUDGET_BYTES, *, donate: bool = False, fn: Any = step_fn
+) -> Any:
     if front_end == "run":
         return coop_jax.run(fn, budget=budget, donate_argnums=0 if donate else ())
     return coop_jax.remat_eager(fn, budget=budget)
@@ -107,8 +109,8 @@ class Operations:
 
 
 @pytest.fixture
-def operations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operations]:
-    yield Operations(monkeypatch)
+def operations(monkeypatch: pytest.MonkeyPatch) -> Operations:
+    return Operations(monkeypatch)
 
 
 def raise_at(wanted: int, error: BaseException) -> Callable[[int, bool], None]:
@@ -219,9 +221,9 @@ def test_a_real_interrupt_in_a_recomputation_is_raised_between_operations(
                 signal.raise_signal(signal.SIGINT)
 
         operations.before = interrupt
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come a moment later
             late = step(params, data(1))
-            time.sleep(60)  # an interrupt that comes late is raised when the caller has the results
+            time.sleep(60)
         if number < count - 1:
             assert operations.count <= number + 2, "the interrupt waited for the end"
         if late is not None:
@@ -252,7 +254,7 @@ def test_an_interrupt_loses_no_donated_parameters(operations: Operations) -> Non
                 signal.raise_signal(signal.SIGINT)
 
         operations.before = interrupt
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come a moment later
             params, _ = step(params, data(1))
             returned = True
             time.sleep(60)
@@ -291,7 +293,7 @@ TOO_SMALL_BYTES = 120_000
 
 def check_report(report: coop_jax.BudgetReport, message: str, budget_bytes: int) -> None:
     assert report.budget_bytes == budget_bytes
-    assert 0 < report.requested_bytes
+    assert report.requested_bytes > 0
     assert 0 <= report.pinned_bytes <= report.in_use_bytes <= budget_bytes
     assert 0 <= report.largest_free_block_bytes <= budget_bytes - report.in_use_bytes
     assert report.largest_free_block_bytes <= report.largest_window_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import subprocess
@@ -67,14 +68,14 @@ def test_large_outputs_lie_in_the_pool(front_end: str, budget: int | None) -> No
             strict=True,
         )
     )
-    assert all(
-        offset >= 0 for path, offset in where.items() if "layers" in path
-    ), f"outside the pool: {where}"
+    assert all(offset >= 0 for path, offset in where.items() if "layers" in path), (
+        f"outside the pool: {where}"
+    )
     blocks = step.runtime.memory().pool.live_blocks()
     held = {offset for offset, _ in blocks}
     assert {o for o in where.values() if o >= 0} <= held
     assert step.runtime.stats().bytes_in_use == sum(nbytes for _, nbytes in blocks)
-    assert all(a[0] + a[1] <= b[0] for a, b in zip(blocks, blocks[1:], strict=False))
+    assert all(a[0] + a[1] <= b[0] for a, b in itertools.pairwise(blocks))
     del loss
 
 
@@ -108,7 +109,7 @@ def test_donated_parameters_lie_at_the_ends_of_the_pool() -> None:
         if o >= 0
     )
     gaps = [(0, blocks[0][0])]
-    gaps += [(a + n, b) for (a, n), (b, _) in zip(blocks, blocks[1:], strict=False)]
+    gaps += [(a + n, b) for (a, n), (b, _) in itertools.pairwise(blocks)]
     gaps.append((blocks[-1][0] + blocks[-1][1], capacity))
     large = [(a, b) for a, b in gaps if b - a > 4096]
     # Reserved ranges (workspace, inputs outside) may lie beside them; between them is one range.
@@ -248,7 +249,7 @@ def test_host_memory_is_flat_from_step_100_to_step_2000(front_end: str) -> None:
     assert found.returncode == 0, found.stderr[-4000:]
     (_, early_bytes, early_objects), _, (_, late_bytes, late_objects) = json.loads(found.stdout)
     assert late_objects - early_objects <= 200
-    # The allocator settles in the first thousands of steps; a leak of one small array a step is more.
+    # The allocator settles in the first thousands of steps; one small array a step is more.
     assert late_bytes - early_bytes <= 3_000_000
 
 

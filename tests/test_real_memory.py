@@ -1,7 +1,7 @@
 """The budget bounds the memory that the process really takes, not only what the books say.
 
-Linux counts the most memory that a process had resident (VmHWM) and lets that be reset. A subprocess
-compiles everything first, gives that memory back, and then measures one training step of each kind.
+Linux counts the most memory that a process had resident (VmHWM) and lets that be reset. A
+subprocess compiles everything first, gives that memory back, and then measures training steps.
 """
 
 from __future__ import annotations
