@@ -54,7 +54,8 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2].lower() not in ({""} | set(_UNITS)):
         raise ValueError(
             f"cannot read {text!r} as a number of bytes: write a number and one of the units B, KB,"
-            " MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), for example '512MiB'"
+            " MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), for example"
+            " '512MiB'"
         )
     count = float(match[1]) * _UNITS[match[2].lower() or "b"]
     if not math.isfinite(count) or count > 2**62:

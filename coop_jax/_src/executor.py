@@ -1,16 +1,12 @@
-"""Carrying out a plan: a list of instructions over numbered values, made once, run every step.
+"""Carrying out a plan: a loop over instructions without decisions.
 
-`compile_plan` turns the engine's actions into instructions with everything looked up: compiled
-functions, slots, which values to read, which to forget. `execute` is then a loop without decisions.
-
-Invariants: a value is present exactly while its storage is resident; every output written into a
-slot is checked once per executable to lie there, and copied there from then on if it does not.
+Invariants: every output written into a slot is checked once per executable to lie there, and copied
+there from then on if it does not; whatever fails, nothing stays held but what the user holds.
 Thread rule: under the runtime's lock.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,220 +16,15 @@ import jax
 from coop_jax import _core
 from coop_jax._src import kernels
 from coop_jax._src.compat import arrays
+from coop_jax._src.instructions import CompiledPlan, Forget, Run, View
 from coop_jax._src.interrupts import DeferredInterrupts
-from coop_jax._src.kernels import Executable, KernelCache
+from coop_jax._src.kernels import Executable
 from coop_jax._src.memory import PoolMemory
-from coop_jax._src.program import Operation, Program
+from coop_jax._src.program import Program
 from coop_jax._src.stats import Counters
 
 # Memory that is still held this long after its array was deleted is held by another library.
 _PATIENCE_SECONDS = 1.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
-    """Run an operation.
-
-    Attributes:
-      executable: what to call.
-      slots: (offset, spec) of each output that is written into a slot.
-      operands: values to read.
-      results: the values that the call returns, in its order; -1 for scratch.
-      overwritten: (operand position, offset) of operands whose memory an output takes over.
-      forget: values that are gone afterwards.
-      recompute: whether the operation has run before.
-      consumes_input: whether a donated input is overwritten.
-    """
-
-    executable: Executable
-    slots: tuple[tuple[int, _core.SlotSpec], ...]
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-    overwritten: tuple[tuple[int, int], ...]
-    forget: tuple[int, ...]
-    recompute: bool
-    consumes_input: bool
-    operation: Operation
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class View:
-    """Read a resident storage as another shape."""
-
-    value: int
-    offset: int
-    spec: _core.SlotSpec
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Forget:
-    """Let go of values; `consumes_input` if a donated input is among them."""
-
-    values: tuple[int, ...]
-    consumes_input: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CompiledPlan:
-    """A plan ready to run, for one residency of its inputs.
-
-    Attributes:
-      instructions: what to do, in order.
-      adopt: (input number, value, offset) of inputs to copy into the pool first.
-      reserved: ranges of the pool that stand for memory used elsewhere.
-      stats: what the engine counted while it planned.
-      workspace_bytes: most temporary memory of one operation.
-      outside_bytes: reserved for values outside the pool.
-    """
-
-    instructions: tuple[Run | View | Forget, ...]
-    adopt: tuple[tuple[int, int, int], ...]
-    reserved: tuple[tuple[int, int], ...]
-    stats: dict[str, Any]
-    workspace_bytes: int
-    outside_bytes: int
-
-
-def modes_of(program: Program, op: Operation, placements: Sequence[Any]) -> tuple[int, ...]:
-    """Output modes of an executable from where the engine puts its outputs."""
-    return tuple(
-        in_place if in_place >= 0 else kernels.OUTSIDE if offset < 0 else kernels.SLOT
-        for _, offset, in_place in placements
-    )
-
-
-def compile_plan(
-    plan: _core.Plan,
-    program: Program,
-    where: Sequence[int],
-    donated: Sequence[bool],
-    memory: PoolMemory,
-    cache: KernelCache,
-    *,
-    workspace_bytes: int,
-    outside_bytes: int,
-) -> CompiledPlan:
-    """Looks everything up; compiles what is not compiled yet."""
-    translator = _Translator(plan, program, where, donated, memory, cache)
-    instructions = translator.translate()
-    return CompiledPlan(
-        instructions=tuple(instructions),
-        adopt=translator.adopt,
-        reserved=tuple(plan.reserved),
-        stats=plan.stats,
-        workspace_bytes=max([workspace_bytes, *translator.workspaces]),
-        outside_bytes=outside_bytes,
-    )
-
-
-class _Translator:
-    def __init__(
-        self,
-        plan: _core.Plan,
-        program: Program,
-        where: Sequence[int],
-        donated: Sequence[bool],
-        memory: PoolMemory,
-        cache: KernelCache,
-    ):
-        self.program = program
-        self.memory = memory
-        self.cache = cache
-        self.workspaces: list[int] = []
-        self.offset_of: dict[int, int] = {}  # storage -> offset while it is in the pool
-        self.present: set[int] = set()
-        self.actions = plan.actions
-        self.outputs = dict.fromkeys(program.outputs)
-        adopt = []
-        self.donated_storages = set()
-        for number, (value, offset) in enumerate(
-            zip(program.inputs, plan.input_offsets, strict=False)
-        ):
-            storage = program.values[value].storage
-            self.present.add(value)
-            if offset >= 0:
-                self.offset_of[storage] = offset
-            if donated[number]:
-                self.donated_storages.add(storage)
-            if where[number] == 2:
-                adopt.append((number, value, offset))
-        self.adopt = tuple(adopt)
-        self.present.update(v for v, _ in program.constants)
-        self.out: list[Run | View | Forget] = []
-
-    def translate(self) -> list[Run | View | Forget]:
-        for action in self.actions:
-            if len(action) == 4:
-                self._run(action[1], action[2], action[3])
-            else:
-                self._forget(action[1])
-        for value in self.outputs:
-            self._need(value)
-        return self.out
-
-    def _values_of(self, storage: int) -> list[int]:
-        return [v for v in self.program.storages[storage].values if v in self.present]
-
-    def _forget(self, storage: int) -> None:
-        gone = self._values_of(storage)
-        self.present.difference_update(gone)
-        self.offset_of.pop(storage, None)
-        consumes = storage in self.donated_storages
-        if gone:
-            self.out.append(Forget(tuple(gone), consumes))
-
-    def _need(self, value: int) -> None:
-        if value in self.present:
-            return
-        record = self.program.values[value]
-        offset = self.offset_of[record.storage]
-        self.out.append(View(value, offset, self.memory.spec(record.aval)))
-        self.present.add(value)
-
-    def _run(self, index: int, recompute: bool, placements: Sequence[Any]) -> None:
-        op = self.program.operations[index]
-        for value in op.operands:
-            self._need(value)
-        executable = op.kernel.executable(
-            modes_of(self.program, op, placements), self.memory.device, self.cache
-        )
-        self.workspaces.append(executable.workspace_bytes)
-        slots = []
-        for k in executable.slot_results:
-            slots.append((placements[k][1], self.memory.spec(op.kernel.out_avals[k])))
-        overwritten, forget = [], []
-        consumes = False
-        for _, offset, in_place in placements:
-            if in_place >= 0:
-                overwritten.append((in_place, offset))
-                storage = self.program.values[op.operands[in_place]].storage
-                gone = self._values_of(storage)
-                self.present.difference_update(gone)
-                self.offset_of.pop(storage, None)
-                forget += gone
-                consumes = consumes or storage in self.donated_storages
-        results = []
-        for k in executable.order:
-            storage, offset, _ = placements[k]
-            known = storage >= 0 and not (offset < 0 and op.results[k] in self.present)
-            results.append(op.results[k] if known else -1)
-            if known:
-                self.present.add(op.results[k])
-                if offset >= 0:
-                    self.offset_of[storage] = offset
-        self.out.append(
-            Run(
-                executable,
-                tuple(slots),
-                op.operands,
-                tuple(results),
-                tuple(overwritten),
-                tuple(forget),
-                recompute,
-                consumes,
-                op,
-            )
-        )
 
 
 def execute(
@@ -248,7 +39,13 @@ def execute(
     """Carries out a plan.
 
     Args:
-      inputs, constants: arrays for `program.inputs` and `program.constants`.
+      compiled: the plan.
+      program: what it is a plan of.
+      inputs: arrays for `program.inputs`.
+      constants: arrays for `program.constants`.
+      memory: the pool that the plan was made for.
+      counters: where measured seconds are added.
+      interrupts: checked between instructions, until a donated input is consumed.
 
     Returns:
       The output values, in the pool where they are large enough.
@@ -315,9 +112,9 @@ def _run(run: Run, env: list[Any], memory: PoolMemory, counters: Counters) -> No
         [env[v] for v in run.operands],
         run.overwritten,
         memory,
-        check=run.consumes_input,
+        consumed=[env[v] for v in run.forget] if run.consumes_input else None,
     )
-    # The first call of an executable sets up JAX's dispatch; its time says nothing of the operation.
+    # The first call of an executable sets up JAX's dispatch: its time says nothing.
     seconds = run.executable.kernel.cost_seconds if first else time.perf_counter() - begin
     for value in run.forget:
         env[value] = None
@@ -340,16 +137,18 @@ def launch(
     overwritten: Sequence[tuple[int, int]],
     memory: PoolMemory,
     *,
-    check: bool = False,
+    consumed: list[jax.Array] | None = None,
 ) -> Sequence[jax.Array]:
     """Runs an executable with its outputs in the pool.
 
     Args:
+      executable: what to run.
       slots: (offset, spec) for each output that goes into a slot.
       operands: arrays and scalars; the list is emptied, so that it keeps no array alive.
       overwritten: (operand position, offset) of the operands that outputs take the memory of.
-      check: look at the addresses even if this executable was found to obey (an argument that the
-        user held may be shared with NumPy, and XLA then declines).
+      consumed: arrays over memory of the user that this overwrites; the list is emptied. The
+        addresses are then looked at even if this executable was found to obey (what the user held
+        may be shared with NumPy, and XLA then declines).
 
     Returns:
       The outputs in the order of `executable.order`.
@@ -364,8 +163,13 @@ def launch(
         arguments.clear()
     if not memory.synchronous:
         jax.block_until_ready(results)
-    if executable.checked and executable.places_outputs and not check:
+    if executable.checked and executable.places_outputs and consumed is None:
         return results
+    if consumed is not None:
+        if not executable.donates:  # XLA did not take them; nobody shall read what comes there
+            for array in consumed:
+                array.delete()
+        consumed.clear()
     return _placed(executable, slots, overwritten, results, memory)
 
 

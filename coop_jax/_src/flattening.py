@@ -16,7 +16,8 @@ import numpy as np
 
 from coop_jax._src import costs, primitives
 from coop_jax._src.compat import arrays, jaxprs
-from coop_jax._src.kernels import Kernel, KernelBuilder, KernelCache, LiteralValue
+from coop_jax._src.equations import KernelBuilder, LiteralValue
+from coop_jax._src.kernels import Kernel, KernelCache
 
 # A nested call of cheap operations becomes one operation up to these sizes; beyond them its working
 # set would be more than a budget can bear.

@@ -15,7 +15,7 @@ import numpy as np
 
 from coop_jax._src import primitives
 from coop_jax._src.compat import jaxprs
-from coop_jax._src.kernels import LiteralValue
+from coop_jax._src.equations import LiteralValue
 from coop_jax._src.values import Value, plain
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ Thread rule: the cache may be used from several threads; compilation is serialis
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -22,32 +21,12 @@ from typing import Any
 import jax
 
 from coop_jax._src import costs, placement, primitives
-from coop_jax._src.compat import arrays, ffi, jaxprs
+from coop_jax._src.compat import ffi, jaxprs
+from coop_jax._src.equations import Equation, KernelBuilder
 from coop_jax._src.placement import Placement
 
 OUTSIDE = -2  # XLA allocates the output
 SLOT = -1  # the output is written into a slot of the pool; >= 0: over this operand
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Equation:
-    """One primitive inside a kernel. Operands are kernel-local numbers or literals."""
-
-    primitive: Any
-    params: dict[str, Any]
-    context: Any
-    operands: tuple[int | LiteralValue, ...]
-    results: tuple[int, ...]
-    out_avals: tuple[Any, ...]
-    effects: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LiteralValue:
-    """A constant scalar inside a program, as JAX keeps it in its equations."""
-
-    value: Any
-    aval: Any
 
 
 class Kernel:
@@ -159,8 +138,7 @@ class Executable:
     Attributes:
       call: `call(*slots, *operands)` returns outputs in the order of `order`.
       donates: whether slots and overwritten operands are given to XLA. If not, outputs for slots
-        are copied there, overwritten operands are deleted as donated ones would be, and what
-        overwrites them is returned elsewhere.
+        are copied there, and what should overwrite an operand is returned elsewhere.
       order: result numbers in the order in which `call` returns them.
       slot_results: results that go into slots, in the order of the slot arguments.
       workspace_bytes: temporary memory XLA allocates while it runs, including outputs that XLA
@@ -200,8 +178,7 @@ class Executable:
             results = kernel(*arguments[slots:])
             return [results[k] for k in order]
 
-        over = tuple(operand for operand, _ in in_place)
-        donated = (*range(slots), *(slots + operand for operand in over)) if donates else ()
+        donated = (*range(slots), *(slots + operand for operand, _ in in_place)) if donates else ()
         sharding = jax.sharding.SingleDeviceSharding(device)
         jitted = jax.jit(run, donate_argnums=donated, keep_unused=True, in_shardings=sharding)
         specs = [_spec(kernel.out_avals[k]) for k in slot_results[:slots]] + [
@@ -211,7 +188,7 @@ class Executable:
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             memory = jitted.lower(*specs).compile().memory_analysis()
         self.call: Callable[..., Sequence[jax.Array]] = (
-            jitted if donates else _storing(jitted, len(slot_results), over)
+            jitted if donates else _storing(jitted, len(slot_results))
         )
         placed = sum(costs.nbytes(kernel.out_avals[k]) for k in order[:told_where])
         aliased = int(getattr(memory, "alias_size_in_bytes", placed)) if donates else 0
@@ -223,7 +200,7 @@ class Executable:
 
 
 def _storing(
-    jitted: Callable[..., Sequence[jax.Array]], slots: int, overwritten: tuple[int, ...]
+    jitted: Callable[..., Sequence[jax.Array]], slots: int
 ) -> Callable[..., list[jax.Array]]:
     """`call` of an executable that donates nothing, over a function of the operands."""
 
@@ -231,10 +208,6 @@ def _storing(
         results: list[jax.Array] = []
         try:
             results += jitted(*arguments[slots:])
-            # Before any memory is written again: an operand is read until the operation is done.
-            jax.block_until_ready(results)
-            for operand in overwritten:
-                arguments[slots + operand].delete()
             stored = [ffi.store(*pair) for pair in zip(arguments[:slots], results, strict=False)]
             return stored + results[slots:]
         finally:  # a traceback that somebody keeps must not keep arrays
@@ -303,65 +276,6 @@ class KernelCache:
         return self.kernel(builder.equations, numbers, in_avals, [v.aval for v in jaxpr.outvars])
 
 
-class KernelBuilder:
-    """Collects equations of a group, calls inlined, into kernel-local numbers."""
-
-    def __init__(self, in_avals: Sequence[Any]):
-        self.equations: list[Equation] = []
-        self._next = len(in_avals)
-
-    def add(
-        self,
-        primitive: Any,
-        params: dict[str, Any],
-        context: Any,
-        effects: Any,
-        out_avals: Sequence[Any],
-        operands: Sequence[int | LiteralValue],
-        results: Sequence[int],
-    ) -> None:
-        """Adds one equation with operands and results in kernel-local numbers."""
-        self.equations.append(
-            Equation(
-                primitive,
-                params,
-                context,
-                tuple(operands),
-                tuple(results),
-                tuple(out_avals),
-                effects,
-            )
-        )
-
-    def inline(
-        self, jaxpr: Any, constants: Sequence[Any], operands: Sequence[int | LiteralValue]
-    ) -> list[int | LiteralValue]:
-        """Adds the equations of a jaxpr; returns what its outputs are."""
-        env: dict[Any, int | LiteralValue] = {}
-        for var, constant in zip(jaxpr.constvars, constants, strict=True):
-            env[var] = LiteralValue(constant, var.aval)
-        env.update(zip(jaxpr.invars, operands, strict=True))
-
-        def read(atom: Any) -> int | LiteralValue:
-            if isinstance(atom, jaxprs.Literal):
-                return LiteralValue(atom.val, atom.aval)
-            return env[atom]
-
-        for eqn in jaxpr.eqns:
-            ins = [read(x) for x in eqn.invars]
-            body = jaxprs.call_body(eqn.primitive, eqn.params)
-            if body is not None:
-                results = self.inline(body[0], body[1], ins)
-            else:
-                results = [*range(self._next, self._next + len(eqn.outvars))]
-                self._next += len(results)
-                avals = [v.aval for v in eqn.outvars]
-                numbers = [n for n in results if isinstance(n, int)]
-                self.add(eqn.primitive, eqn.params, eqn.ctx, eqn.effects, avals, ins, numbers)
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(x) for x in jaxpr.outvars]
-
-
 _caches: dict[jax.Device, KernelCache] = {}
 _caches_lock = threading.Lock()
 
@@ -379,8 +293,3 @@ def copy_into(slot: jax.Array, source: jax.Array) -> jax.Array:
     if placement.probe(slot.device) is Placement.COPIED:
         return ffi.store(slot, source)
     return ffi.copy_into(slot, source)
-
-
-def same_place(result: jax.Array, address: int) -> bool:
-    """Whether an array's memory begins at this address."""
-    return arrays.address_of(result) == address

@@ -19,7 +19,8 @@ from coop_jax import _core
 from coop_jax._src import budget as budgets
 from coop_jax._src import interpreter, kernels, planning, policies
 from coop_jax._src.compat import arrays, jaxprs
-from coop_jax._src.executor import CompiledPlan, compile_plan, execute
+from coop_jax._src.executor import execute
+from coop_jax._src.instructions import CompiledPlan, compile_plan
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import DynamicControlFlow, Program, build_program

@@ -13,7 +13,7 @@ from coop_jax import _core
 from coop_jax._src import kernels, planning
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.errors import BudgetExceededError
-from coop_jax._src.executor import CompiledPlan
+from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime

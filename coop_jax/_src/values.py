@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from coop_jax._src.compat import jaxprs
-from coop_jax._src.kernels import LiteralValue
+from coop_jax._src.equations import LiteralValue
 
 
 class Value:

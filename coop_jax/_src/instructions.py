@@ -1,0 +1,226 @@
+"""A plan as instructions: everything looked up, nothing left to decide.
+
+`compile_plan` turns the engine's actions into a list over numbered values: compiled functions, slots,
+which values to read, which to forget. The executor carries it out, every step anew.
+
+Invariants: a value is present exactly while its storage is resident; a view is made before it is
+read. Thread rule: plain data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from coop_jax import _core
+from coop_jax._src import kernels
+from coop_jax._src.kernels import Executable, KernelCache
+from coop_jax._src.memory import PoolMemory
+from coop_jax._src.program import Operation, Program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """Run an operation.
+
+    Attributes:
+      executable: what to call.
+      slots: (offset, spec) of each output that is written into a slot.
+      operands: values to read.
+      results: the values that the call returns, in its order; -1 for scratch.
+      overwritten: (operand position, offset) of operands whose memory an output takes over.
+      forget: values that are gone afterwards.
+      recompute: whether the operation has run before.
+      consumes_input: whether a donated input is overwritten.
+    """
+
+    executable: Executable
+    slots: tuple[tuple[int, _core.SlotSpec], ...]
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    overwritten: tuple[tuple[int, int], ...]
+    forget: tuple[int, ...]
+    recompute: bool
+    consumes_input: bool
+    operation: Operation
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+    """Read a resident storage as another shape."""
+
+    value: int
+    offset: int
+    spec: _core.SlotSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forget:
+    """Let go of values; `consumes_input` if a donated input is among them."""
+
+    values: tuple[int, ...]
+    consumes_input: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledPlan:
+    """A plan ready to run, for one residency of its inputs.
+
+    Attributes:
+      instructions: what to do, in order.
+      adopt: (input number, value, offset) of inputs to copy into the pool first.
+      reserved: ranges of the pool that stand for memory used elsewhere.
+      stats: what the engine counted while it planned.
+      workspace_bytes: most temporary memory of one operation.
+      outside_bytes: reserved for values outside the pool.
+    """
+
+    instructions: tuple[Run | View | Forget, ...]
+    adopt: tuple[tuple[int, int, int], ...]
+    reserved: tuple[tuple[int, int], ...]
+    stats: dict[str, Any]
+    workspace_bytes: int
+    outside_bytes: int
+
+
+def modes_of(program: Program, op: Operation, placements: Sequence[Any]) -> tuple[int, ...]:
+    """Output modes of an executable from where the engine puts its outputs."""
+    return tuple(
+        in_place if in_place >= 0 else kernels.OUTSIDE if offset < 0 else kernels.SLOT
+        for _, offset, in_place in placements
+    )
+
+
+def compile_plan(
+    plan: _core.Plan,
+    program: Program,
+    where: Sequence[int],
+    donated: Sequence[bool],
+    memory: PoolMemory,
+    cache: KernelCache,
+    *,
+    workspace_bytes: int,
+    outside_bytes: int,
+) -> CompiledPlan:
+    """Looks everything up; compiles what is not compiled yet."""
+    translator = _Translator(plan, program, where, donated, memory, cache)
+    instructions = translator.translate()
+    return CompiledPlan(
+        instructions=tuple(instructions),
+        adopt=translator.adopt,
+        reserved=tuple(plan.reserved),
+        stats=plan.stats,
+        workspace_bytes=max([workspace_bytes, *translator.workspaces]),
+        outside_bytes=outside_bytes,
+    )
+
+
+class _Translator:
+    def __init__(
+        self,
+        plan: _core.Plan,
+        program: Program,
+        where: Sequence[int],
+        donated: Sequence[bool],
+        memory: PoolMemory,
+        cache: KernelCache,
+    ):
+        self.program = program
+        self.memory = memory
+        self.cache = cache
+        self.workspaces: list[int] = []
+        self.offset_of: dict[int, int] = {}  # storage -> offset while it is in the pool
+        self.present: set[int] = set()
+        self.actions = plan.actions
+        self.outputs = dict.fromkeys(program.outputs)
+        adopt = []
+        self.donated_storages = set()
+        for number, (value, offset) in enumerate(
+            zip(program.inputs, plan.input_offsets, strict=False)
+        ):
+            storage = program.values[value].storage
+            self.present.add(value)
+            if offset >= 0:
+                self.offset_of[storage] = offset
+            if donated[number]:
+                self.donated_storages.add(storage)
+            if where[number] == 2:
+                adopt.append((number, value, offset))
+        self.adopt = tuple(adopt)
+        self.present.update(v for v, _ in program.constants)
+        self.out: list[Run | View | Forget] = []
+
+    def translate(self) -> list[Run | View | Forget]:
+        for action in self.actions:
+            if len(action) == 4:
+                self._run(action[1], action[2], action[3])
+            else:
+                self._forget(action[1])
+        for value in self.outputs:
+            self._need(value)
+        return self.out
+
+    def _values_of(self, storage: int) -> list[int]:
+        return [v for v in self.program.storages[storage].values if v in self.present]
+
+    def _forget(self, storage: int) -> None:
+        gone = self._values_of(storage)
+        self.present.difference_update(gone)
+        self.offset_of.pop(storage, None)
+        consumes = storage in self.donated_storages
+        if gone:
+            self.out.append(Forget(tuple(gone), consumes))
+
+    def _need(self, value: int) -> None:
+        if value in self.present:
+            return
+        record = self.program.values[value]
+        offset = self.offset_of[record.storage]
+        self.out.append(View(value, offset, self.memory.spec(record.aval)))
+        self.present.add(value)
+
+    def _run(self, index: int, recompute: bool, placements: Sequence[Any]) -> None:
+        op = self.program.operations[index]
+        for value in op.operands:
+            self._need(value)
+        executable = op.kernel.executable(
+            modes_of(self.program, op, placements), self.memory.device, self.cache
+        )
+        self.workspaces.append(executable.workspace_bytes)
+        slots = []
+        for k in executable.slot_results:
+            slots.append((placements[k][1], self.memory.spec(op.kernel.out_avals[k])))
+        overwritten, forget = [], []
+        consumes = False
+        for _, offset, in_place in placements:
+            if in_place >= 0:
+                overwritten.append((in_place, offset))
+                storage = self.program.values[op.operands[in_place]].storage
+                gone = self._values_of(storage)
+                self.present.difference_update(gone)
+                self.offset_of.pop(storage, None)
+                forget += gone
+                consumes = consumes or storage in self.donated_storages
+        results = []
+        for k in executable.order:
+            storage, offset, _ = placements[k]
+            known = storage >= 0 and not (offset < 0 and op.results[k] in self.present)
+            results.append(op.results[k] if known else -1)
+            if known:
+                self.present.add(op.results[k])
+                if offset >= 0:
+                    self.offset_of[storage] = offset
+        self.out.append(
+            Run(
+                executable,
+                tuple(slots),
+                op.operands,
+                tuple(results),
+                tuple(overwritten),
+                tuple(forget),
+                recompute,
+                consumes,
+                op,
+            )
+        )
