@@ -146,6 +146,7 @@ def launch(
       slots: (offset, spec) for each output that goes into a slot.
       operands: arrays and scalars; the list is emptied, so that it keeps no array alive.
       overwritten: (operand position, offset) of the operands that outputs take the memory of.
+      memory: the pool.
       consumed: arrays over memory of the user that this overwrites; the list is emptied. The
         addresses are then looked at even if this executable was found to obey (what the user held
         may be shared with NumPy, and XLA then declines).

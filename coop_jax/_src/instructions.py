@@ -1,7 +1,7 @@
 """A plan as instructions: everything looked up, nothing left to decide.
 
-`compile_plan` turns the engine's actions into a list over numbered values: compiled functions, slots,
-which values to read, which to forget. The executor carries it out, every step anew.
+`compile_plan` turns the engine's actions into a list over numbered values: compiled functions,
+slots, which values to read, which to forget. The executor carries it out, every step anew.
 
 Invariants: a value is present exactly while its storage is resident; a view is made before it is
 read. Thread rule: plain data.
