@@ -156,6 +156,7 @@ class Executable:
         "order",
         "places_outputs",
         "slot_results",
+        "slot_specs",
         "workspace_bytes",
     )
 
@@ -169,6 +170,7 @@ class Executable:
         in_place = sorted((mode, k) for k, mode in enumerate(modes) if mode >= 0)
         outside = [k for k, mode in enumerate(modes) if mode == OUTSIDE]
         self.slot_results = tuple(slot_results)
+        self.slot_specs: Any = None  # filled in by the session: (result, slot description)
         self.order = (*slot_results, *(k for _, k in in_place), *outside)
         slots = len(slot_results) if donates else 0
         told_where = len(slot_results) + len(in_place)
