@@ -25,6 +25,7 @@ import coop_jax  # noqa: I001 - before the backend starts
 import jax
 import numpy as np
 import pytest
+from faults import Operations
 
 _backend_compilations = 0
 
@@ -42,6 +43,12 @@ jax.monitoring.register_event_duration_secs_listener(_count)
 def backend_compilations() -> Callable[[], int]:
     """How many programs XLA has compiled (or loaded from the cache) in this process so far."""
     return lambda: _backend_compilations
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> Operations:
+    """Counts operations as they run; may make one of them fail."""
+    return Operations(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
