@@ -7,9 +7,10 @@
 //   through any chain of donations and views, so the number of live slots at an offset *is* the
 //   truth about who holds it. The table is a second opinion on the planner: a slot that would
 //   overlap memory which somebody holds is refused.
-//   A running call has uncounted slots besides: to write into, and to read what lies there. It knows
-//   itself when its operations are done, while XLA's worker threads may drop their last reference
-//   to them any time later. So only what is given to the user is counted, in slots of its own.
+//   A running call has uncounted slots besides: to write into, and to read what lies there. It
+//   knows itself when its operations are done, while XLA's worker threads may drop their last
+//   reference to them any time later. So only what is given to the user is counted, in slots of its
+//   own.
 // Invariants: live blocks never overlap; every live block lies inside the arena and has a count
 //   >= 1; the arena outlives every slot. Empty slots (0 bytes) occupy nothing and are not counted.
 // Thread rule: every method may be called from any thread. Deleters run on any thread, without

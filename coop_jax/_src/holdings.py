@@ -29,6 +29,7 @@ class Holdings:
         "_hints",
         "_memory",
         "_outside",
+        "_shaped",
         "_views",
         "consumed",
         "outside_bytes",
@@ -42,6 +43,7 @@ class Holdings:
         self._outside: dict[int, int] = {}
         self._donated: set[int] = set()
         self._hints: dict[int, int] = {}
+        self._shaped: set[int] = set()
         self.outside_bytes = 0
         self.peak_outside_bytes = 0
         self.consumed = False
@@ -52,6 +54,16 @@ class Holdings:
     def put(self, storage: int, array: Any) -> None:
         """Holds what an operation or the caller gave."""
         self._arrays[storage] = array
+
+    def put_new(self, storage: int, array: Any) -> None:
+        """Holds the first array of a storage, all of whose values have its shape so far."""
+        self._arrays[storage] = array
+        if self._shaped:
+            self._shaped.discard(storage)
+
+    def note_shapes(self, storage: int) -> None:
+        """Says that values of a storage may have other shapes than its array."""
+        self._shaped.add(storage)
 
     def donate(self, storage: int) -> None:
         """Marks an array of the caller's to be deleted when it is dropped."""
@@ -78,6 +90,8 @@ class Holdings:
     def array(self, storage: int, aval: Any) -> Any:
         """The array of a resident storage in the shape and dtype of `aval`."""
         base = self._arrays[storage]
+        if storage not in self._shaped:
+            return base
         if base.shape == aval.shape and base.dtype == aval.dtype:
             return base
         views = self._views.setdefault(storage, {})
@@ -102,8 +116,10 @@ class Holdings:
             self.consumed = True
             self._memory.pool.reclaim(self._memory.offset_of(array))
             array.delete()
-        self._views.pop(storage, None)
-        self._hints.pop(storage, None)
+        if self._views:
+            self._views.pop(storage, None)
+        if self._hints:
+            self._hints.pop(storage, None)
         nbytes = self._outside.pop(storage, None)
         if nbytes is not None:
             self.outside_bytes -= nbytes

@@ -18,7 +18,7 @@ from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
 from coop_jax._src.flattening import SMALL_BYTES
 from coop_jax._src.kernels import OUTSIDE, SLOT, Executable, Kernel, KernelCache
-from coop_jax._src.values import Value, aval_of, operand_key, repetitions
+from coop_jax._src.values import Value, aval_of, key_of, operand_key, repetitions
 
 _KEPT = 8192
 
@@ -26,7 +26,16 @@ _KEPT = 8192
 class Prepared:
     """A primitive on operands of given shapes: what to run and what to tell the engine."""
 
-    __slots__ = ("executable", "identity", "kernel", "out_avals", "selection", "spec", "view")
+    __slots__ = (
+        "executable",
+        "identity",
+        "kernel",
+        "out_avals",
+        "out_keys",
+        "selection",
+        "spec",
+        "view",
+    )
 
     def __init__(self) -> None:
         self.view: Any = None  # the result's aval, where it is a view of the first operand
@@ -35,6 +44,7 @@ class Prepared:
         self.executable: Executable
         self.spec: _core.OperationSpec
         self.out_avals: tuple[Any, ...] = ()
+        self.out_keys: tuple[Any, ...] = ()
         self.selection: tuple[int, ...] = ()  # which operands the kernel takes, in its order
 
 
@@ -57,7 +67,7 @@ class Preparer:
         eqn: Any = None,
     ) -> Prepared | None:
         """What to do for this primitive; None for a call that is to be taken apart."""
-        shapes = tuple(operand_key(x) for x in operands)
+        shapes = tuple([x.key if type(x) is Value else operand_key(x) for x in operands])
         positions = repetitions(operands)
         quick: Hashable
         try:
@@ -164,6 +174,7 @@ class Preparer:
         modes = tuple(OUTSIDE if o else SLOT for o in outside)
         prepared.kernel = kernel
         prepared.out_avals = kernel.out_avals
+        prepared.out_keys = tuple(map(key_of, kernel.out_avals))
         prepared.executable = kernel.executable(modes, self._device, self._cache)
         prepared.spec = _core.OperationSpec(
             sizes, outside, [-1] * len(sizes), kernel.cost_seconds, kernel.recomputable

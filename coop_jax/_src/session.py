@@ -76,6 +76,7 @@ class Session:
         foreign = self._foreign.get(offset) if offset >= 0 else None
         if foreign is not None:
             value = Value(self._dead, foreign.storage, aval)
+            self._held.note_shapes(foreign.storage)
             self._engine.retain(foreign.storage)
             self._held.put(foreign.storage, self._own(x))
         else:
@@ -83,7 +84,7 @@ class Session:
             storage = self._engine.add_outside(nbytes)
             self._held.note_outside(storage, nbytes)
             value = Value(self._dead, storage, aval)
-            self._held.put(storage, self._own(x))
+            self._held.put_new(storage, self._own(x))
         if isinstance(x, jax.Array):
             key = id(x)
             gone = self._externals
@@ -206,10 +207,11 @@ class Session:
                     x = self.value_of(x)
                     held.append(x)
                 else:
-                    refs.append(x)  # a scalar: given as it is, every time
+                    refs.append((x,))  # a scalar: given as it is, every time
                     continue
-            refs.append((x.storage, x.aval))
-            storages.append(x.storage)
+            storage = x.storage
+            refs.append(storage)
+            storages.append(storage)
         if self._dead:
             self._collect()
         executable = prepared.executable
@@ -227,9 +229,12 @@ class Session:
             label = f"operation '{prepared.kernel.label}'"
             raise self._runtime.exceeded(error.failure, label, source) from None
         done = 0
+        # Numbers, as far as possible: the garbage collector does not follow tuples of numbers.
         recipe = (executable, tuple(refs), outputs)
-        for retired in self._engine.retired() or ():
-            self._recipes.pop(retired, None)
+        retired = self._engine.retired()
+        if retired is not None:
+            for old in retired:
+                self._recipes.pop(old, None)
         self._recipes[op] = recipe
         try:
             if actions is not None:
@@ -242,10 +247,11 @@ class Session:
             self._held.drop_all(self._engine.forget(op))
             raise
         values = []
-        for storage, offset, aval in zip(outputs, offsets, prepared.out_avals, strict=True):
-            if offset < 0:
+        for k, storage in enumerate(outputs):
+            aval = prepared.out_avals[k]
+            if offsets[k] < 0:
                 self._held.note_outside(storage, costs.nbytes(aval))
-            values.append(Value(self._dead, storage, aval))
+            values.append(Value(self._dead, storage, aval, prepared.out_keys[k]))
         return values
 
     def _act(self, action: Any) -> None:
@@ -265,12 +271,17 @@ class Session:
         self, recipe: Any, offsets: Sequence[int], *, recompute: bool, scratch: Sequence[int]
     ) -> None:
         executable, refs, outputs = recipe
-        memory = self._memory
-        slots = [
-            (offsets[k], memory.spec(executable.kernel.out_avals[k]))
-            for k in executable.slot_results
+        memory, held = self._memory, self._held
+        specs = executable.slot_specs
+        if specs is None:
+            specs = executable.slot_specs = [
+                (k, memory.spec(executable.kernel.out_avals[k])) for k in executable.slot_results
+            ]
+        in_avals = executable.kernel.in_avals
+        operands = [
+            held.array(r, in_avals[n]) if type(r) is int else r[0] for n, r in enumerate(refs)
         ]
-        operands = [self._held.array(*r) if type(r) is tuple else r for r in refs]
+        slots = [(offsets[k], spec) for k, spec in specs]
         first = not executable.checked
         begin = time.perf_counter()
         results = launch(executable, slots, operands, (), memory)
@@ -285,7 +296,7 @@ class Session:
         else:
             counters.compute_seconds += seconds
             for k, result in zip(executable.order, results, strict=True):
-                self._held.put(outputs[k], result)
+                held.put_new(outputs[k], result)
 
     def _bring(self, value: Value) -> None:
         if value.storage in self._held:
@@ -305,6 +316,7 @@ class Session:
             raise
 
     def _alias(self, value: Value, aval: Any) -> Value:
+        self._held.note_shapes(value.storage)
         self._engine.retain(value.storage)
         return Value(self._dead, value.storage, aval)
 
