@@ -362,3 +362,14 @@ def test_the_next_call_is_fine_after_one_that_raised(copied: None) -> None:
     with pytest.raises(Exception, match="on purpose"):
         step(x, True)
     assert_same_bits(step(x, False), jax.jit(lambda x: jnp.sin(x @ x) + x)(x))
+
+
+def test_a_view_of_a_donated_argument_may_be_overwritten(copied: None) -> None:
+    step = coop_jax.run(lambda x: jnp.sin(x.reshape(-1)), budget="1MiB", donate_argnums=0)
+    x = jnp.linspace(0, 1, 4096).reshape(64, 64)
+    expected = np.asarray(jnp.sin(x.reshape(-1)))
+    y = step(x)
+    assert x.is_deleted()
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    z = step(y.reshape(64, 64))
+    np.testing.assert_allclose(z, np.sin(expected), rtol=1e-6)
