@@ -316,9 +316,9 @@ class BudgetedFunction(Generic[P, R]):
                 reserve_bytes=outside + workspace,
             )
             if not plan.feasible:
-                raise exceeded(
-                    runtime, program, engine_program, residency, plan, outside + workspace
-                )
+                # The budget that would do includes the workspace, which only compiling tells.
+                needed = max(workspace, compile_all(signature, program, runtime))
+                raise exceeded(runtime, program, engine_program, residency, plan, outside + needed)
             return plan
 
         attempt(0)  # a budget that is too small is known before anything is compiled
