@@ -110,8 +110,9 @@ def train_step(
     """One step of Adam; returns the new parameters, the new optimizer state and the loss."""
 
     def loss_fn(params: Any) -> jax.Array:
-        logits = model.apply(params, images)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        logits: Any = model.apply(params, images)
+        losses: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return losses.mean()
 
     loss, grads = jax.value_and_grad(loss_fn)(params)
     updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -120,7 +121,8 @@ def train_step(
 
 def count_correct(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
     """How many of the images the model gets right."""
-    return (model.apply(params, images).argmax(-1) == labels).sum()
+    logits: Any = model.apply(params, images)
+    return jnp.sum(logits.argmax(-1) == labels)
 
 
 def budgeted(budget: Budget, policy: str = "coop", eager: bool = False) -> Any:
