@@ -67,7 +67,7 @@ def run(
       static_argnums: positions of arguments that are Python values, not arrays; hashable.
       device: the device to run on; the default device if None.
       runtime: a `Runtime` to share instead of one of its own; then `budget`, `policy` and
-        `device` are the runtime's. Inside `with Runtime(...)` that one is used.
+        `device` are the runtime's. Inside `with Runtime(...)`, without a budget, that one is used.
 
     Returns:
       A function of the same arguments and results, with `runtime` (after the first call).
@@ -198,11 +198,10 @@ class BudgetedFunction(Generic[P, R]):
         )
 
     def _make_runtime(self, signature: Signature) -> Runtime:
-        shared = current_runtime()
-        if shared is not None:
+        budget = self._budget
+        if budget is None and (shared := current_runtime()) is not None:
             self._runtime = shared
             return shared
-        budget = self._budget
         if isinstance(budget, float):
             program = signature.program
             if program is None:
