@@ -32,6 +32,7 @@ class Prepared:
         "kernel",
         "out_avals",
         "out_keys",
+        "out_nbytes",
         "selection",
         "spec",
         "view",
@@ -45,6 +46,7 @@ class Prepared:
         self.spec: _core.OperationSpec
         self.out_avals: tuple[Any, ...] = ()
         self.out_keys: tuple[Any, ...] = ()
+        self.out_nbytes: tuple[int, ...] = ()
         self.selection: tuple[int, ...] = ()  # which operands the kernel takes, in its order
 
 
@@ -174,6 +176,7 @@ class Preparer:
         modes = tuple(OUTSIDE if o else SLOT for o in outside)
         prepared.kernel = kernel
         prepared.out_avals = kernel.out_avals
+        prepared.out_nbytes = tuple(sizes)
         prepared.out_keys = tuple(map(key_of, kernel.out_avals))
         prepared.executable = kernel.executable(modes, self._device, self._cache)
         prepared.spec = _core.OperationSpec(

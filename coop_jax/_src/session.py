@@ -55,7 +55,8 @@ class Session:
         self._held = Holdings(self._memory)
         self._recipes: dict[int, tuple[Executable, tuple[Any, ...], tuple[int, ...]]] = {}
         self._workspace_bytes = max(runtime._workspace_bytes, runtime._counters.workspace_bytes)
-        self._reserved_bytes = 0
+        unlimited = runtime.budget_bytes is None
+        self._reserved_bytes = runtime.capacity_bytes() if unlimited else 0
         self._peak_bytes = 0
         self._externals: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._memory.pool.drain_freed()
@@ -220,7 +221,7 @@ class Session:
             self._workspace_bytes = executable.workspace_bytes
             self._reserve()
             self._engine.reset_peak()  # what the reservation evicted was not beside this workspace
-        else:
+        elif self._held.outside_bytes + self._workspace_bytes > self._reserved_bytes:
             self._reserve()
         try:
             op, outputs, offsets, actions, _ = self._engine.submit(storages, prepared.spec)
@@ -250,7 +251,7 @@ class Session:
         for k, storage in enumerate(outputs):
             aval = prepared.out_avals[k]
             if offsets[k] < 0:
-                self._held.note_outside(storage, costs.nbytes(aval))
+                self._held.note_outside(storage, prepared.out_nbytes[k])
             values.append(Value(self._dead, storage, aval, prepared.out_keys[k]))
         return values
 
@@ -324,14 +325,17 @@ class Session:
 
     def _collect(self) -> None:
         """Tells the engine of values that nothing refers to any more."""
-        dead = self._dead
+        dead, release, drop = self._dead, self._engine.release, self._held.drop
         while dead:
-            self._held.drop_all(self._engine.release(dead.popleft()))
+            gone = release(dead.popleft())
+            if gone is not None:
+                for storage in gone:
+                    drop(storage)
 
     def _reserve(self) -> None:
         """Keeps room for what lies outside the pool; in steps, so that it is seldom asked for."""
         needed = self._held.outside_bytes + self._workspace_bytes
-        if needed <= self._reserved_bytes or self._runtime.budget_bytes is None:
+        if needed <= self._reserved_bytes:
             return
         step = min(1 << 16, self._runtime.capacity_bytes() >> 8)
         for target in (needed + step, needed):
