@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
+from coop_jax._src import around, kernels, planning, policies
 from coop_jax._src import budget as budgets
-from coop_jax._src import kernels, planning, policies
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import arrays, jaxprs, transforms
 from coop_jax._src.compat import eager as _scope
+from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.program import DynamicControlFlow, build_program
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.session import Session
@@ -114,6 +115,7 @@ class EagerFunction(Generic[P, R]):
         self._policy = policy
         self._device = device
         self._runtime = runtime
+        self._fits: dict[Any, Any] = {}  # under transformations, see `around`
 
     @property
     def runtime(self) -> Runtime:
@@ -131,18 +133,21 @@ class EagerFunction(Generic[P, R]):
 
         Raises:
           BudgetExceededError: an operation does not fit. The runtime and the arguments still work.
-          TypeError: the call comes from inside another JAX transformation.
         """
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        if (
-            any(isinstance(x, jaxprs.Tracer) for x in leaves)
-            or not _scope.current_trace_is_concrete()
-        ):
-            raise TypeError(
-                "coop_jax.remat_eager was called inside a JAX transformation: call it at the top"
-                " level, with jax.grad, vmap or jit inside the decorated function"
-            )
+        if not transforms.at_top():
+            return around.call_eager(self, args, kwargs)  # type: ignore[no-any-return]
+        return self._call(*jax.tree_util.tree_flatten((args, kwargs)))  # type: ignore[no-any-return]
+
+    def _call_flat(self, leaves: Sequence[Any], needed: Callable[[], int] | None) -> Any:
+        return self._call(*jax.tree_util.tree_flatten((tuple(leaves), {})), needed)
+
+    def _call(self, leaves: list[Any], tree: Any, needed: Callable[[], int] | None = None) -> Any:
         for leaf in leaves:
+            if isinstance(leaf, jaxprs.Tracer):
+                raise TypeError(
+                    "coop_jax.remat_eager was given a tracer of a JAX transformation that is not"
+                    " around the call: it has ended, or was left by jax.ensure_compile_time_eval"
+                )
             if isinstance(leaf, jax.Array) and leaf.is_deleted():
                 raise RuntimeError(
                     f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
@@ -150,9 +155,16 @@ class EagerFunction(Generic[P, R]):
                 )
         runtime = self._runtime or self._make_runtime(leaves, tree)
         with runtime.exclusive():
-            return self._run(runtime, leaves, tree)
+            return self._run(runtime, leaves, tree, needed)
 
-    def _run(self, runtime: Runtime, leaves: list[Any], tree: Any) -> R:
+    def _run(
+        self,
+        runtime: Runtime,
+        leaves: list[Any],
+        tree: Any,
+        needed: Callable[[], int] | None,
+    ) -> Any:
+        """Runs the function. Where `needed` tells how many results must be, others may go."""
         session = Session(runtime)
         committed = any(arrays.is_committed(x) for x in leaves if isinstance(x, jax.Array))
         try:
@@ -165,23 +177,19 @@ class EagerFunction(Generic[P, R]):
                 flat, out_tree = jax.tree_util.tree_flatten(result)
                 del result
                 values = [trace.value_of(x) for x in flat]
-            taken = iter(session.take([v for v in values if v is not None]))
-            out = [
-                x
-                if v is None
-                else arrays.with_aval(
-                    next(taken),
-                    weak_type=getattr(v.aval, "weak_type", False),
-                    committed=committed,
-                    shape=v.aval.shape,
-                    dtype=v.aval.dtype,
-                )
-                for x, v in zip(flat, values, strict=True)
-            ]
-            del values, flat, taken
+            out: list[Any] = []
+            for x, v in zip(flat, values, strict=True):
+                try:
+                    out.append(x if v is None else _lent(session, v, committed))
+                except BudgetExceededError:
+                    if needed is None or len(out) < needed():
+                        raise
+                    del out[needed() :]
+                    return out
+            del values, flat
         finally:
             session.close()
-        return jax.tree_util.tree_unflatten(out_tree, out)  # type: ignore[no-any-return]
+        return jax.tree_util.tree_unflatten(out_tree, out)
 
     def _make_runtime(self, leaves: list[Any], tree: Any) -> Runtime:
         budget = self._budget
@@ -223,6 +231,19 @@ class EagerFunction(Generic[P, R]):
             workspace = max(workspace, executable.workspace_bytes)
         engine_program = planning.core_program(program, program.donated)
         return planning.unbudgeted_peak(program, engine_program, settings, workspace)
+
+
+def _lent(session: Session, value: Any, committed: bool) -> jax.Array:
+    """The contents of a value as an array that outlives the session."""
+    (taken,) = session.take([value])
+    aval = value.aval
+    return arrays.with_aval(
+        taken,
+        weak_type=getattr(aval, "weak_type", False),
+        committed=committed,
+        shape=aval.shape,
+        dtype=aval.dtype,
+    )
 
 
 def _is_array(x: Any) -> bool:

@@ -16,9 +16,10 @@ import jax
 import numpy as np
 
 from coop_jax import _core
+from coop_jax._src import around, interpreter, kernels, planning, policies
 from coop_jax._src import budget as budgets
-from coop_jax._src import interpreter, kernels, planning, policies
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import arrays, jaxprs, transforms
+from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.instructions import CompiledPlan, compile_plan
 from coop_jax._src.interrupts import DeferredInterrupts
@@ -124,6 +125,7 @@ class BudgetedFunction(Generic[P, R]):
         self._device = device
         self._runtime = runtime
         self._signatures: dict[Hashable, Signature] = {}
+        self._calls: dict[Hashable, Any] = {}  # under transformations, see `around`
 
     @property
     def runtime(self) -> Runtime:
@@ -142,29 +144,25 @@ class BudgetedFunction(Generic[P, R]):
 
         Raises:
           BudgetExceededError: the budget does not suffice; nothing has run, nothing is lost.
-          RuntimeError: an argument was deleted, or the call comes from inside another one.
+          RuntimeError: an argument was deleted, or the call comes from inside another one, or
+            from a program that JAX traces (jit, scan).
           NotImplementedError: the program holds something that cannot run here.
         """
+        if not transforms.at_top():
+            return around.call_run(self, args, kwargs)  # type: ignore[no-any-return]
         static, leaves, tree, donated = flatten_arguments(args, kwargs, self._donate, self._static)
         key = (tree, static, tuple(map(leaf_key, leaves)), donated)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._trace(static, leaves, tree, donated, len(args), kwargs)
+            signature = self._trace(static, leaves, tree, donated)
             self._signatures[key] = signature
         runtime = self._runtime or self._make_runtime(signature)
         with runtime.exclusive(), DeferredInterrupts() as interrupts:
             outputs = self._run(runtime, signature, leaves, interrupts)
         return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
 
-    def _trace(
-        self,
-        static: Any,
-        leaves: list[Any],
-        tree: Any,
-        donated: tuple[bool, ...],
-        count: int,
-        kwargs: dict[str, Any],
-    ) -> Signature:
+    def _flat(self, static: Any, tree: Any) -> tuple[Callable[..., list[Any]], Callable[[], Any]]:
+        """The function of leaves, and the tree of its results once it was traced."""
         out_tree = None
 
         def flat(*flat_leaves: Any) -> list[Any]:
@@ -176,6 +174,12 @@ class BudgetedFunction(Generic[P, R]):
             outputs, out_tree = jax.tree_util.tree_flatten(self._fn(*positional, **named))
             return outputs
 
+        return flat, lambda: out_tree
+
+    def _trace(
+        self, static: Any, leaves: list[Any], tree: Any, donated: tuple[bool, ...]
+    ) -> Signature:
+        flat, out_tree = self._flat(static, tree)
         device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
         cache = kernels.cache_for(device)
         jaxpr, constants = jaxprs.trace(flat, leaves)
@@ -187,7 +191,7 @@ class BudgetedFunction(Generic[P, R]):
             program = None
         return Signature(
             jaxpr=jaxpr,
-            out_tree=out_tree,
+            out_tree=out_tree(),
             out_avals=tuple(v.aval for v in jaxpr.outvars),
             donated=donated,
             program=program,
@@ -196,6 +200,11 @@ class BudgetedFunction(Generic[P, R]):
             plans=collections.OrderedDict(),
             workspace_bytes=-1,
         )
+
+    def _runtime_for(self, leaves: Sequence[Any]) -> Runtime:
+        """The runtime, made for a call with these leaves as its arguments."""
+        _, flat, tree, donated = flatten_arguments(tuple(leaves), {}, (), ())
+        return self._runtime or self._make_runtime(self._trace((), flat, tree, donated))
 
     def _make_runtime(self, signature: Signature) -> Runtime:
         budget = self._budget
@@ -282,7 +291,12 @@ class BudgetedFunction(Generic[P, R]):
         residency = residency_of(runtime, program, inputs)
         plan = signature.plans.get(residency)
         if plan is None:
-            plan = self._plan(runtime, signature, program, residency)
+            try:
+                plan = self._plan(runtime, signature, program, residency)
+            except BudgetExceededError:
+                if not runtime.drop_residuals():
+                    raise
+                return self._run_planned(runtime, signature, program, inputs, interrupts)
             signature.plans[residency] = plan
             if len(signature.plans) > _PLANS_KEPT:
                 signature.plans.popitem(last=False)

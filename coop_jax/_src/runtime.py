@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -81,6 +82,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._closed = False
+        self._memos: weakref.WeakSet[Any] = weakref.WeakSet()  # of `residuals`
 
     @property
     def budget_bytes(self) -> int | None:
@@ -144,6 +146,11 @@ class Runtime:
                 yield
             finally:
                 self._owner = None
+
+    def drop_residuals(self) -> bool:
+        """Gives up what derivatives taken around calls keep here; whether there was anything."""
+        dropped = [memo.drop() for memo in list(self._memos)]
+        return any(dropped)
 
     def count(
         self,

@@ -35,13 +35,18 @@ class Signature:
 
 
 def flatten_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...], static: tuple[int, ...]
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    donate: tuple[int, ...],
+    static: tuple[int, ...],
+    *,
+    tracers: bool = False,
 ) -> tuple[Hashable, list[Any], Any, tuple[bool, ...]]:
     """Static arguments by position, leaves of the others, their tree, which leaves are donated.
 
     Raises:
       ValueError: an argument that is donated or static is not there.
-      RuntimeError: a leaf is a tracer or was deleted.
+      RuntimeError: a leaf was deleted, or is a tracer where there can be none.
     """
     for position in (*donate, *static):
         if position >= len(args):
@@ -63,10 +68,11 @@ def flatten_arguments(
     tree = jax.tree_util.tree_structure((dynamic, kwargs))
     for leaf in leaves:
         if isinstance(leaf, jaxprs.Tracer):
+            if tracers:
+                continue
             raise RuntimeError(
-                "coop_jax.run was called inside a JAX transformation (jit, grad, vmap, scan):"
-                " it executes operations itself, so call it at the top level, with the"
-                " transformation inside the function given to it"
+                "coop_jax.run was given a tracer of a JAX transformation that is not around the"
+                " call: it has ended, or was left by jax.ensure_compile_time_eval"
             )
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise RuntimeError(

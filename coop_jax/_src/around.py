@@ -1,0 +1,181 @@
+"""The two front ends under JAX's transformations: from a call of theirs to a `BudgetedCall`.
+
+Model: `run` traces its function once per signature, as it does at the top level; what the function
+closes over and is being transformed becomes an operand. `remat_eager` hands its Python function on,
+to run it under JAX's transformations in its own session: so it still sees values under `jax.grad`.
+While JAX traces a program, `run` raises and `remat_eager` is `jax.checkpoint`. Inside a
+`remat_eager` call both are plain function calls: the budget is that of the call they are part of.
+
+Invariant: donation is ignored under transformations, as JAX's own is.
+Threads: as the front ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from coop_jax._src import primitives
+from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import transforms as compat
+from coop_jax._src.signatures import flatten_arguments, leaf_key
+from coop_jax._src.transforms import STAGED, BudgetedCall, Fits, Flat
+
+if TYPE_CHECKING:
+    from coop_jax._src.eager import EagerFunction
+    from coop_jax._src.run import BudgetedFunction
+
+
+class RunFrontEnd:
+    """Runs functions of leaves as a `run` function does, in its runtime."""
+
+    donates = True
+    stageable = False
+
+    def __init__(self, owner: BudgetedFunction[..., Any], repeatable: bool) -> None:
+        self._owner = owner
+        self.repeatable = repeatable
+
+    def budgeted(self, fn: Flat, donate: int, needed: Callable[[], int] | None) -> Flat:
+        """A `run` function; all of its results are kept, or it raises before anything ran."""
+        del needed
+        return self._sibling(fn, None, tuple(range(donate)))  # type: ignore[no-any-return]
+
+    def _sibling(self, fn: Flat, budget: int | float | None, donate: tuple[int, ...]) -> Any:
+        owner = self._owner
+        make = type(owner)
+        return make(fn, budget, owner._policy, donate, (), owner._device, owner._runtime)
+
+    def prepare(self, fn: Flat, operands: Sequence[Any]) -> None:
+        """Makes the runtime for `fn` if there is none."""
+        owner = self._owner
+        if owner._runtime is None:
+            owner._runtime = self._sibling(fn, owner._budget, ())._runtime_for(operands)
+
+    def fits(self, key: Hashable) -> Fits:
+        """Nothing is known yet: what is learnt is kept with the split."""
+        del key
+        return Fits()
+
+    def watch(self, memo: Any) -> None:
+        """Residuals go when another call needs their room."""
+        self._owner.runtime._memos.add(memo)
+
+
+def call_run(
+    owner: BudgetedFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A call of a `run` function under transformations.
+
+    Raises:
+      RuntimeError: while JAX traces a program.
+    """
+    where = compat.place()
+    if where is compat.Place.EAGER:
+        return owner._fn(*args, **kwargs)
+    if where is compat.Place.STAGED:
+        raise RuntimeError(STAGED.format(what="a coop_jax.run function"))
+    static, leaves, tree, _ = flatten_arguments(
+        args, kwargs, owner._donate, owner._static, tracers=True
+    )
+    key = (tree, static, tuple(map(leaf_key, leaves)), compat.mapped_axes())
+    known = owner._calls.get(key)
+    if known is None:
+        flat, out_tree = owner._flat(static, tree)
+        jaxpr, constants = jaxprs.trace(flat, leaves)
+        call, closed = _call_of(owner, jaxpr, constants)
+        known = call, closed, out_tree()
+        if not closed:  # what is closed over here is another tracer the next time
+            owner._calls[key] = known
+    call, closed, structure = known
+    return jax.tree_util.tree_unflatten(structure, compat.bind(call, [*closed, *leaves]))
+
+
+def _call_of(
+    owner: BudgetedFunction[..., Any], jaxpr: Any, constants: Sequence[Any]
+) -> tuple[BudgetedCall, list[Any]]:
+    closed = [c for c in constants if isinstance(c, jaxprs.Tracer)]
+
+    def fn(*operands: Any) -> list[Any]:
+        given = iter(operands[: len(closed)])
+        values = [next(given) if isinstance(c, jaxprs.Tracer) else c for c in constants]
+        return compat.evaluate(jaxpr, values, operands[len(closed) :])
+
+    repeatable = all(
+        primitives.is_recomputable(e.primitive, e.params, e.effects) for e in jaxpr.eqns
+    )
+    return BudgetedCall(RunFrontEnd(owner, repeatable), fn), closed
+
+
+class EagerFrontEnd:
+    """Runs functions of leaves as a `remat_eager` function does, in its runtime."""
+
+    repeatable = True
+    donates = False
+    stageable = True
+
+    def __init__(self, owner: EagerFunction[..., Any]) -> None:
+        self._owner = owner
+
+    def budgeted(self, fn: Flat, donate: int, needed: Callable[[], int] | None) -> Flat:
+        """An eager function; results beyond the `needed` are left out where they do not fit."""
+        del donate
+        sibling = self._sibling(fn, None)
+        return lambda *operands: sibling._call_flat(operands, needed)
+
+    def _sibling(self, fn: Flat, budget: int | float | None) -> Any:
+        owner = self._owner
+        return type(owner)(fn, budget, owner._policy, owner._device, owner._runtime)
+
+    def prepare(self, fn: Flat, operands: Sequence[Any]) -> None:
+        """Makes the runtime for `fn` if there is none."""
+        owner = self._owner
+        if owner._runtime is None:
+            leaves, tree = jax.tree_util.tree_flatten((tuple(operands), {}))
+            owner._runtime = self._sibling(fn, owner._budget)._make_runtime(leaves, tree)
+
+    def fits(self, key: Hashable) -> Fits:
+        """What earlier calls for such operands found."""
+        known: Fits = self._owner._fits.setdefault(key, Fits())
+        return known
+
+    def watch(self, memo: Any) -> None:
+        """Residuals go when a call of `run` in this runtime needs their room."""
+        self._owner.runtime._memos.add(memo)
+
+
+def call_eager(
+    owner: EagerFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A call of a `remat_eager` function under transformations."""
+    where = compat.place()
+    if where is compat.Place.EAGER:
+        return owner._fn(*args, **kwargs)
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
+    structure: Any = None
+    others: list[Any] = []
+
+    def fn(*operands: Any) -> list[Any]:
+        nonlocal structure, others
+        given = iter(operands)
+        full = [next(given) if a else x for a, x in zip(is_array, leaves, strict=True)]
+        positional, named = jax.tree_util.tree_unflatten(tree, full)
+        results, structure = jax.tree_util.tree_flatten(owner._fn(*positional, **named))
+        others = [_Result if isinstance(x, (jax.Array, float, complex)) else x for x in results]
+        return [x for x, other in zip(results, others, strict=True) if other is _Result]
+
+    operands = [x for a, x in zip(is_array, leaves, strict=True) if a]
+    if where is compat.Place.STAGED:
+        arrays = iter(jax.checkpoint(fn)(*operands))
+    else:
+        arrays = iter(compat.bind(BudgetedCall(EagerFrontEnd(owner), fn), operands))
+    return jax.tree_util.tree_unflatten(
+        structure, [next(arrays) if other is _Result else other for other in others]
+    )
+
+
+class _Result:
+    """Stands for a result that is an array."""
