@@ -33,6 +33,26 @@ class LiteralValue:
     aval: Any
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Typed:
+    """Stands for a variable of an equation that is not part of a jaxpr."""
+
+    aval: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MadeEquation:
+    """An equation that no jaxpr holds; it is read like one that does."""
+
+    primitive: Any
+    params: dict[str, Any]
+    ctx: Any
+    source_info: Any
+    invars: tuple[Typed, ...]
+    outvars: tuple[Typed, ...]
+    effects: tuple[()] = ()
+
+
 class KernelBuilder:
     """Collects equations of a group, calls inlined, into kernel-local numbers."""
 

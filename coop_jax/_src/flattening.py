@@ -1,7 +1,8 @@
 """From a jaxpr to raw operations: calls inlined, scans unrolled, cheap calls grouped, views found.
 
-A scan's stacked outputs stay separate values (`_Stack`) until an operation needs the whole stack;
-a later scan over the same stack reads the originals.
+A scan's stacked outputs stay separate values (see `stacks`) until an operation needs the whole
+stack; a later scan over the same stack reads the originals. A scan over an array that lies in the
+pool reads views of it. A `cond` of cheap branches becomes a selection (see `branching`).
 """
 
 from __future__ import annotations
@@ -10,23 +11,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from coop_jax._src import costs, primitives
+from coop_jax._src import branching, costs, grouping, primitives, stacks
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
+from coop_jax._src.grouping import SMALL_BYTES as SMALL_BYTES
+from coop_jax._src.grouping import is_group_body as is_group_body
 from coop_jax._src.kernels import Kernel, KernelCache
-
-# A nested call of cheap operations becomes one operation up to these sizes; beyond them its working
-# set would be more than a budget can bear.
-# Values up to this size stay outside the pool: they are counted, never evicted, and cut chains of
-# recomputation. A slot would cost more than they do.
-SMALL_BYTES = 256
-
-_GROUP_RESULTS = 4
-_GROUP_EQUATIONS = 64
+from coop_jax._src.stacks import Stack
 
 
 class DynamicControlFlow(Exception):  # noqa: N818 - a signal, not an error
@@ -45,46 +38,7 @@ class RawOperation:
     effectful: bool
 
 
-@dataclasses.dataclass(slots=True)
-class _Stack:
-    """Stacked outputs of a scan, one value per iteration, not put together yet."""
-
-    parts: list[Any]
-    aval: Any
-    whole: int | None = None
-
-
-_Atom = int | LiteralValue | _Stack
-
-
-def is_group(eqn: Any) -> bool:
-    """Whether a call is to run as one operation."""
-    body = jaxprs.call_body(eqn.primitive, eqn.params)
-    return body is not None and not eqn.effects and is_group_body(*body)
-
-
-def is_group_body(jaxpr: Any, constants: Sequence[Any]) -> bool:
-    """Whether the body of a call is cheap and small enough to run as one operation."""
-    if len(jaxpr.outvars) > _GROUP_RESULTS or not jaxpr.eqns:
-        return False
-    return _equation_count(jaxpr) <= _GROUP_EQUATIONS and _small_group(jaxpr, constants)
-
-
-def _small_group(jaxpr: Any, constants: Sequence[Any]) -> bool:
-    if not primitives.is_cheap(jaxpr) or any(np.size(c) > 16 for c in constants):
-        return False
-    made = {v for e in jaxpr.eqns for v in e.outvars}
-    if any(isinstance(x, jaxprs.Literal) or x not in made for x in jaxpr.outvars):
-        return False
-    bodies = [jaxprs.call_body(e.primitive, e.params) for e in jaxpr.eqns]
-    return all(body is None or _small_group(*body) for body in bodies)
-
-
-def _equation_count(jaxpr: Any) -> int:
-    return sum(
-        1 + sum(_equation_count(nested) for nested in jaxprs.nested_jaxprs(e.params))
-        for e in jaxpr.eqns
-    )
+_Atom = int | LiteralValue | Stack
 
 
 class Flattener:
@@ -93,16 +47,18 @@ class Flattener:
     Attributes:
       avals: the abstract value of each value number.
       storages: the storage of each value number (its own, or that of what it is a view of).
+      offsets: where in its storage each value begins, in bytes.
       operations: in program order.
       constants: (value number, array) of arrays closed over.
       fixed_outside: storages that stay where they are: constants and inputs that are not donated.
     """
 
     def __init__(self, cache: KernelCache, kept_inputs: Sequence[bool]):
-        self._cache = cache
+        self.cache = cache
         self._kept_inputs = kept_inputs
         self.avals: list[Any] = []
         self.storages: list[int] = []
+        self.offsets: list[int] = []
         self.operations: list[RawOperation] = []
         self.constants: list[tuple[int, Any]] = []
         self.fixed_outside: set[int] = set()
@@ -120,12 +76,24 @@ class Flattener:
             if kept:
                 self.fixed_outside.add(self.storages[number])
         atoms = self._walk(jaxpr, [self._constant(c) for c in constants], inputs)
-        return inputs, [self._number(a) for a in atoms]
+        return inputs, [self._whole_block(self.number(a)) for a in atoms]
 
-    def _new(self, aval: Any, view_of: int | None = None) -> int:
+    def is_part(self, number: int) -> bool:
+        """Whether a value is only a part of its storage."""
+        return costs.nbytes(self.avals[number]) != costs.nbytes(self.avals[self.storages[number]])
+
+    def _whole_block(self, number: int) -> int:
+        """The value with a storage of its own: what the user gets is not a part of a block."""
+        if not self.is_part(number):
+            return number
+        kernel = self.cache.from_function(lambda x: x.copy(), [self.avals[number]])
+        return self.emit(kernel, [number])[0]
+
+    def _new(self, aval: Any, view_of: int | None = None, at_bytes: int = 0) -> int:
         number = len(self.avals)
         self.avals.append(aval)
         self.storages.append(number if view_of is None else self.storages[view_of])
+        self.offsets.append(at_bytes + (0 if view_of is None else self.offsets[view_of]))
         return number
 
     def _constant(self, value: Any) -> int:
@@ -137,29 +105,35 @@ class Flattener:
             self.constants.append((number, value))
         return number
 
-    def _number(self, atom: _Atom) -> int:
+    def number(self, atom: _Atom) -> int:
         """The value number of anything; puts a stack together if it must."""
         if isinstance(atom, int):
             return atom
         if isinstance(atom, LiteralValue):
             return self._constant(np.asarray(atom.value, atom.aval.dtype))
         if atom.whole is None:
-            parts = [self._number(p) for p in atom.parts]
-            kernel = self._cache.from_function(
-                lambda *xs: jnp.stack(xs), [self.avals[p] for p in parts]
-            )
-            atom.whole = self._emit(kernel, parts, "", "", effectful=False)[0]
-        return atom.whole
+            parts = [self.number(p) for p in atom.parts]
+            kernel = stacks.stack_kernel(self.cache, [self.avals[p] for p in parts])
+            atom.whole = self.emit(kernel, parts)[0]
+        whole: int = atom.whole
+        return whole
 
-    def _emit(
+    def position(self, i: int) -> int:
+        """The value number of a position along an axis."""
+        if i not in self._index_numbers:
+            self._index_numbers[i] = self._constant(np.asarray(i, np.int32))
+        return self._index_numbers[i]
+
+    def emit(
         self,
         kernel: Kernel,
         operands: Sequence[int],
-        source: str,
-        name_stack: str,
+        source: str = "",
+        name_stack: str = "",
         *,
-        effectful: bool,
+        effectful: bool = False,
     ) -> list[int]:
+        """Adds an operation; returns the numbers of its results."""
         results = [self._new(aval) for aval in kernel.out_avals]
         self.operations.append(
             RawOperation(kernel, tuple(operands), tuple(results), source, name_stack, effectful)
@@ -176,35 +150,74 @@ class Flattener:
             return LiteralValue(x.val, x.aval) if isinstance(x, jaxprs.Literal) else env[x]
 
         for eqn in jaxpr.eqns:
-            results = self._equation(eqn, [read(x) for x in eqn.invars])
+            results = self.equation(eqn, [read(x) for x in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(x) for x in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
+    def equation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
+        """What an equation gives: values, literals or stacks."""
         name = eqn.primitive.name
-        if name == "scan":
-            return self._scan(eqn, operands)
-        if name in ("cond", "while"):
-            raise DynamicControlFlow
         body = jaxprs.call_body(eqn.primitive, eqn.params)
-        if body is not None and not is_group(eqn):
-            return self._walk(body[0], [self._constant(c) for c in body[1]], operands)
+        nested = body is not None or name in primitives.CONTROL_FLOW
+        if nested and not grouping.is_group(eqn.primitive, eqn.params, eqn.effects):
+            if body is not None:
+                return self._walk(body[0], [self._constant(c) for c in body[1]], operands)
+            return self._control_flow(eqn, operands)
         if name == "optimization_barrier":
             return operands
         avals = [*(x.aval for x in eqn.invars), *(v.aval for v in eqn.outvars)]
         primitives.check_supported(eqn.primitive, avals, jaxprs.source_of(eqn.source_info))
-        number = operands[0] if operands else None
-        if body is None and isinstance(number, int) and len(eqn.outvars) == 1:
-            out = eqn.outvars[0].aval
-            if primitives.is_identity(eqn.primitive, eqn.params, self.avals[number], out):
-                return [number]
-            if (
-                primitives.is_view(eqn.primitive, eqn.params, self.avals[number], out)
-                and self._may_view(number)
-                and self.can_lie_in_pool(out)
-            ):
-                return [self._new(out, view_of=number)]
+        first = operands[0] if operands else None
+        if not nested and len(eqn.outvars) == 1:
+            if any(isinstance(x, Stack) and x.whole is None for x in operands):
+                found = self._of_stacks(eqn, operands)
+                if found is not None:
+                    return [found]
+            if isinstance(first, int):
+                out = eqn.outvars[0].aval
+                if primitives.is_identity(eqn.primitive, eqn.params, self.avals[first], out):
+                    return [first]
+                if (
+                    primitives.is_view(eqn.primitive, eqn.params, self.avals[first], out)
+                    and self._may_view(first)
+                    and self.can_lie_in_pool(out)
+                ):
+                    return [self._new(out, view_of=first)]
         return self._operation(eqn, operands)
+
+    def _control_flow(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
+        name = eqn.primitive.name
+        if name == "scan":
+            return self._scan(eqn, operands)
+        if name == "custom_linear_solve":
+            jaxpr, constants = jaxprs.linear_solve_parts(eqn.params)[:2]
+            given = jaxprs.linear_solve_operands(eqn.params, operands)
+            return self._walk(jaxpr, [self._constant(c) for c in constants], given)
+        if name == "cond" and not eqn.effects and branching.is_selection(eqn.params):
+            bodies = [jaxprs.open_closed(b) for b in eqn.params["branches"]]
+            constants = [[self._constant(c) for c in consts] for _, consts in bodies]
+            return branching.select(
+                self, [jaxpr for jaxpr, _ in bodies], constants, operands[0], operands[1:]
+            )
+        raise DynamicControlFlow
+
+    def _of_stacks(self, eqn: Any, operands: list[_Atom]) -> _Atom | None:
+        """The result of an equation on stacks where it does not need them whole."""
+        avals = [x.aval for x in eqn.invars]
+        out = eqn.outvars[0].aval
+        first = operands[0]
+        if isinstance(first, Stack):
+            identity = primitives.is_identity(eqn.primitive, eqn.params, first.aval, out)
+            if identity and len(operands) == 1:
+                return first
+            literals = [x.value if isinstance(x, LiteralValue) else None for x in operands[1:]]
+            found = stacks.selected(eqn.primitive, eqn.params, first, literals, out)
+            if found is not None:
+                atom: _Atom = found
+                return atom
+        if not stacks.is_part_by_part(eqn.primitive, [out], avals):
+            return None
+        return stacks.part_by_part(self, eqn, operands, avals, out)
 
     def _may_view(self, number: int) -> bool:
         aval = self.avals[number]
@@ -215,11 +228,11 @@ class Flattener:
         )
 
     def _operation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
-        atoms = [self._number(a) if isinstance(a, _Stack) else a for a in operands]
-        kernel, numbers = kernel_of(self._cache, eqn, atoms, lambda number: self.avals[number])
+        atoms = [self.number(a) if isinstance(a, Stack) else a for a in operands]
+        kernel, numbers = kernel_of(self.cache, eqn, atoms, lambda number: self.avals[number])
         effectful = bool(eqn.effects) or eqn.primitive.name in primitives.IMPURE
         info = eqn.source_info
-        return self._emit(
+        return self.emit(
             kernel,
             numbers,
             jaxprs.source_of(info),
@@ -236,37 +249,34 @@ class Flattener:
         collected: list[list[_Atom]] = [[] for _ in eqn.outvars[scan.num_carry :]]
         order = range(scan.length)
         for i in reversed(order) if scan.reverse else order:
-            xs = [self._part(x, i) for x in stacked]
+            xs = [self.part(x, i) for x in stacked]
             outs = self._walk(scan.body, constants, [*fixed, *carry, *xs])
             carry = outs[: scan.num_carry]
             for column, y in zip(collected, outs[scan.num_carry :], strict=True):
                 column.append(y)
-        stacks = []
+        results = []
         for column, var in zip(collected, eqn.outvars[scan.num_carry :], strict=True):
             if scan.reverse:
                 column.reverse()
-            stacks.append(self._stack(column, var.aval))
-        return [*carry, *stacks]
+            results.append(self._stack(column, var.aval))
+        return [*carry, *results]
 
     def _stack(self, column: list[_Atom], aval: Any) -> _Atom:
         if not column:
             return LiteralValue(np.zeros(aval.shape, aval.dtype), aval)
-        return _Stack(list(column), aval)
+        return Stack(list(column), aval)
 
-    def _part(self, atom: _Atom, i: int) -> _Atom:
-        """The i-th slice of a scanned operand: the original where there is one."""
-        if isinstance(atom, _Stack):
+    def part(self, atom: _Atom, i: int) -> _Atom:
+        """The i-th slice of a scanned operand: the original where there is one, or a view."""
+        if isinstance(atom, Stack):
             part: _Atom = atom.parts[i]
             return part
-        number = self._number(atom)
-        if i not in self._index_numbers:
-            self._index_numbers[i] = self._constant(np.asarray(i, np.int32))
-        index = self._index_numbers[i]
-        kernel = self._cache.from_function(
-            lambda x, at: jax.lax.dynamic_index_in_dim(x, at, keepdims=False),
-            [self.avals[number], self.avals[index]],
-        )
-        return self._emit(kernel, [number, index], "", "", effectful=False)[0]
+        number = self.number(atom)
+        aval = self.avals[number]
+        sliced = stacks.part_aval(aval)
+        if self._may_view(number) and stacks.may_view_part(aval) and self.can_lie_in_pool(sliced):
+            return self._new(sliced, view_of=number, at_bytes=i * costs.nbytes(sliced))
+        return self.emit(stacks.index_kernel(self.cache, aval), [number, self.position(i)])[0]
 
 
 def kernel_of(

@@ -176,7 +176,7 @@ class _Translator:
         if value in self.present:
             return
         record = self.program.values[value]
-        offset = self.offset_of[record.storage]
+        offset = self.offset_of[record.storage] + record.at_bytes
         self.out.append(View(value, offset, self.memory.spec(record.aval)))
         self.present.add(value)
 

@@ -63,6 +63,8 @@ class Kernel:
         in_avals: Sequence[Any],
         out_avals: Sequence[Any],
         profile: costs.DeviceProfile,
+        moved_bytes: int | None = None,
+        in_place_operands: tuple[int, ...] | None = None,
     ):
         self.key = key
         self._equations = tuple(equations)
@@ -74,10 +76,15 @@ class Kernel:
         )
         names = list(dict.fromkeys(e.primitive.name for e in equations))
         self.label = "+".join(names[:3]) + ("+..." if len(names) > 3 else "")
-        self.in_place_operands = self._find_in_place()
-        self.flops = self._count_flops()
-        moved = sum(map(costs.nbytes, self.in_avals)) + sum(map(costs.nbytes, self.out_avals))
-        self.cost_seconds = costs.cost_seconds(profile, self.flops, moved)
+        self.in_place_operands = (
+            self._find_in_place() if in_place_operands is None else in_place_operands
+        )
+        if moved_bytes is None:
+            self.flops = self._count_flops()
+            moved_bytes = sum(map(costs.nbytes, (*self.in_avals, *self.out_avals)))
+        else:  # a part of a large array: its equations would count the whole
+            self.flops = float(moved_bytes)
+        self.cost_seconds = costs.cost_seconds(profile, self.flops, moved_bytes)
         self._executables: dict[tuple[tuple[int, ...], Placement], Executable] = {}
 
     def _find_in_place(self) -> tuple[int, ...]:
@@ -153,10 +160,10 @@ class Executable:
         "donates",
         "kernel",
         "modes",
+        "obedient_call",
         "order",
         "places_outputs",
         "slot_results",
-        "slot_specs",
         "workspace_bytes",
     )
 
@@ -170,7 +177,8 @@ class Executable:
         in_place = sorted((mode, k) for k, mode in enumerate(modes) if mode >= 0)
         outside = [k for k, mode in enumerate(modes) if mode == OUTSIDE]
         self.slot_results = tuple(slot_results)
-        self.slot_specs: Any = None  # filled in by the session: (result, slot description)
+        # The session's, once the outputs were seen to lie where they should: a C++ CompiledCall.
+        self.obedient_call: Any = None
         self.order = (*slot_results, *(k for _, k in in_place), *outside)
         slots = len(slot_results) if donates else 0
         told_where = len(slot_results) + len(in_place)
@@ -240,8 +248,15 @@ class KernelCache:
         outputs: Sequence[int],
         in_avals: Sequence[Any],
         out_avals: Sequence[Any],
+        *,
+        moved_bytes: int | None = None,
+        in_place_operands: tuple[int, ...] | None = None,
     ) -> Kernel:
-        """The kernel of these equations, made on first sight of their structure."""
+        """The kernel of these equations, made on first sight of their structure.
+
+        `moved_bytes` and `in_place_operands` say what the equations do not: that a kernel touches
+        only a part of its operands, and which operand its result may be written over.
+        """
         key = (
             tuple(
                 (
@@ -260,22 +275,46 @@ class KernelCache:
             ),
             tuple(outputs),
             tuple(map(jaxprs.aval_key, in_avals)),
+            moved_bytes,
+            in_place_operands,
         )
         found = self._kernels.get(key)
         if found is None:
             with self.lock:
-                found = self._kernels.setdefault(
-                    key, Kernel(key, equations, outputs, in_avals, out_avals, self.profile)
+                kernel = Kernel(
+                    key,
+                    equations,
+                    outputs,
+                    in_avals,
+                    out_avals,
+                    self.profile,
+                    moved_bytes,
+                    in_place_operands,
                 )
+                found = self._kernels.setdefault(key, kernel)
         return found
 
-    def from_function(self, function: Callable[..., Any], in_avals: Sequence[Any]) -> Kernel:
+    def from_function(
+        self,
+        function: Callable[..., Any],
+        in_avals: Sequence[Any],
+        *,
+        moved_bytes: int | None = None,
+        in_place_operands: tuple[int, ...] | None = None,
+    ) -> Kernel:
         """A kernel of a small JAX function of arrays, for operations that no equation names."""
         jaxpr, constants = jaxprs.trace(lambda *xs: [function(*xs)], [_spec(a) for a in in_avals])
         builder = KernelBuilder(in_avals)
         outputs = builder.inline(jaxpr, constants, list(range(len(in_avals))))
         numbers = [x for x in outputs if isinstance(x, int)]
-        return self.kernel(builder.equations, numbers, in_avals, [v.aval for v in jaxpr.outvars])
+        return self.kernel(
+            builder.equations,
+            numbers,
+            in_avals,
+            [v.aval for v in jaxpr.outvars],
+            moved_bytes=moved_bytes,
+            in_place_operands=in_place_operands,
+        )
 
 
 _caches: dict[jax.Device, KernelCache] = {}

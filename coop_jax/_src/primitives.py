@@ -19,7 +19,7 @@ HEAVY = frozenset(
     fft custom_linear_solve pallas_call ffi_call
     """.split()
 )
-CONTROL_FLOW = frozenset(("scan", "while", "cond"))
+CONTROL_FLOW = frozenset(("scan", "while", "cond", "custom_linear_solve"))
 
 # Same size, same shape in and out, element by element: XLA can compute these over an input.
 ELEMENTWISE = frozenset(
@@ -86,17 +86,6 @@ def is_view(primitive: Any, params: dict[str, Any], operand: Any, result: Any) -
     if name == "bitcast_convert_type":
         return bool(operand.dtype.itemsize == result.dtype.itemsize)
     return False
-
-
-def is_cheap(jaxpr: Any) -> bool:
-    """Whether a nested program can run as one operation: no heavy part, no control flow."""
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if name in HEAVY or name in CONTROL_FLOW or name in IMPURE or eqn.effects:
-            return False
-        if not all(is_cheap(nested) for nested in jaxprs.nested_jaxprs(eqn.params)):
-            return False
-    return True
 
 
 def is_recomputable(primitive: Any, params: dict[str, Any], effects: Any) -> bool:

@@ -25,10 +25,14 @@ __all__ = ["DynamicControlFlow", "Operation", "Program", "Storage", "Value", "bu
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """A value: a shape and dtype over a storage. Several values may share one (views)."""
+    """A value: a shape and dtype over a storage. Several values may share one (views).
+
+    `at_bytes` is where in the storage it begins; a view may be of a part of it.
+    """
 
     storage: int
     aval: Any
+    at_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,7 +116,10 @@ def build_program(
         Storage(costs.nbytes(flattener.avals[vs[0]]), outside(s, flattener.avals[vs[0]]), tuple(vs))
         for s, vs in sorted(members.items())
     ]
-    values = [Value(numbers[s], a) for s, a in zip(storage_of, flattener.avals, strict=True)]
+    values = [
+        Value(numbers[s], a, at)
+        for s, a, at in zip(storage_of, flattener.avals, flattener.offsets, strict=True)
+    ]
     finished = []
     for index, op in enumerate(operations):
         pairs = []
@@ -185,7 +192,8 @@ def _choose_in_place(
             storage = storage_of[op.operands[number]]
             dies = last_use[storage] == index and storage not in kept
             alone = sum(storage_of[v] == storage for v in op.operands) == 1
-            if dies and alone and storage not in flattener.fixed_outside:
+            whole = not flattener.is_part(op.operands[number])
+            if dies and alone and whole and storage not in flattener.fixed_outside:
                 candidates.append((storage not in chosen.origin, number, storage))
         if candidates and flattener.can_lie_in_pool(avals[op.results[0]]):
             _, number, storage = min(candidates)

@@ -81,6 +81,24 @@ def scan_parts(params: dict[str, Any]) -> Scan:
     return Scan(body, constants, params["length"], params["reverse"], num_consts, num_carry)
 
 
+def linear_solve_parts(params: dict[str, Any]) -> tuple[Any, Sequence[Any], int, int]:
+    """Of a custom_linear_solve: (jaxpr, constants) of what solves it, and which operands it reads.
+
+    Those from the first number up to the second are its own, and all that come after the functions'
+    are the right-hand sides: see `linear_solve_operands`.
+    """
+    lengths = params["const_lengths"]
+    jaxpr, constants = open_closed(params["jaxprs"].solve)
+    first = lengths.matvec + lengths.vecmat
+    return jaxpr, constants, first, first + lengths.solve
+
+
+def linear_solve_operands(params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+    """The operands that the solving function of a custom_linear_solve reads."""
+    _, _, begin, end = linear_solve_parts(params)
+    return [*operands[begin:end], *operands[sum(params["const_lengths"]) :]]
+
+
 def nested_jaxprs(params: dict[str, Any]) -> Iterable[Any]:
     """The open jaxprs that a parameter dictionary holds, directly or in tuples."""
     for value in params.values():
@@ -150,7 +168,7 @@ def source_of(info: Any) -> str:
 
 def name_stack_of(info: Any) -> str:
     """The module path of an equation ("jvp(Cnn)/Conv_0")."""
-    return str(info.name_stack)
+    return "" if info is None else str(info.name_stack)
 
 
 def current_source() -> Any:

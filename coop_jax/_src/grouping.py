@@ -1,0 +1,134 @@
+"""What runs as one operation although it is more than one equation.
+
+A nested call of few cheap equations; a `cond` of such branches; a loop of cheap equations whose
+values are so small that none of them would lie in the pool by itself (counters, random keys, a
+state of some numbers). Everything else is taken apart, so that its parts can be kept or recomputed
+one by one.
+
+Bound: the working set of such an operation is that of its operands, its results and of at most
+`_EQUATIONS` cheap equations; XLA's workspace for it is counted like any other.
+Thread rule: functions of their arguments. Cost: linear in the equations looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coop_jax._src import costs, primitives
+from coop_jax._src.compat import jaxprs
+
+# Values up to this size stay outside the pool: they are counted, never evicted, and cut chains of
+# recomputation. A slot would cost more than they do.
+SMALL_BYTES = 256
+
+_RESULTS = 4
+_EQUATIONS = 64
+_LOOP_EQUATIONS = 256
+# Of what a while_loop carries: its values are in memory twice anyway.
+_CARRY_BYTES = 1 << 16
+
+
+def is_group(primitive: Any, params: dict[str, Any], effects: Any = ()) -> bool:
+    """Whether an equation with nested programs is to run as one operation."""
+    if effects:
+        return False
+    body = jaxprs.call_body(primitive, params)
+    if body is not None:
+        return is_group_body(*body)
+    if primitive.name == "cond":
+        return is_cheap_cond(params) and all(
+            len(b.outvars) <= _RESULTS and equation_count(b) <= _EQUATIONS
+            for b in jaxprs.nested_jaxprs(params)
+        )
+    return primitive.name in primitives.CONTROL_FLOW and is_small_loop(primitive.name, params)
+
+
+def is_group_body(jaxpr: Any, constants: Sequence[Any]) -> bool:
+    """Whether the body of a call is cheap and small enough to run as one operation."""
+    if len(jaxpr.outvars) > _RESULTS or not jaxpr.eqns:
+        return False
+    return equation_count(jaxpr) <= _EQUATIONS and _computes_results(jaxpr, constants)
+
+
+def _computes_results(jaxpr: Any, constants: Sequence[Any]) -> bool:
+    if not is_cheap(jaxpr) or any(np.size(c) > 16 for c in constants):
+        return False
+    made = {v for e in jaxpr.eqns for v in e.outvars}
+    if any(isinstance(x, jaxprs.Literal) or x not in made for x in jaxpr.outvars):
+        return False
+    bodies = [jaxprs.call_body(e.primitive, e.params) for e in jaxpr.eqns]
+    return all(body is None or _computes_results(*body) for body in bodies)
+
+
+def is_cheap(jaxpr: Any) -> bool:
+    """Whether a nested program can be part of one operation: nothing heavy, no large loop."""
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in primitives.HEAVY or name in primitives.IMPURE or eqn.effects:
+            return False
+        if name in primitives.CONTROL_FLOW:
+            if not is_group(eqn.primitive, eqn.params):
+                return False
+        elif not all(is_cheap(nested) for nested in jaxprs.nested_jaxprs(eqn.params)):
+            return False
+    return True
+
+
+def is_cheap_cond(params: dict[str, Any]) -> bool:
+    """Whether computing all branches of a `cond` costs little more than deciding which."""
+    constants = [c for b in params["branches"] for c in jaxprs.open_closed(b)[1]]
+    return all(np.size(c) <= 16 for c in constants) and all(
+        is_cheap(b) for b in jaxprs.nested_jaxprs(params)
+    )
+
+
+def is_small_loop(name: str, params: dict[str, Any]) -> bool:
+    """Whether a `scan` or `while` is cheap and nothing that an iteration makes needs the pool."""
+    if name == "custom_linear_solve" or name == "cond":
+        return False
+    if name == "while":
+        body, constants = jaxprs.open_closed(params["body_jaxpr"])
+        carried = [v.aval for v in body.outvars]
+        if sum(map(_nbytes, carried)) > _CARRY_BYTES or _holds_large(
+            (*constants, *jaxprs.open_closed(params["cond_jaxpr"])[1])
+        ):
+            return False
+        limit = _CARRY_BYTES
+    else:
+        scan = jaxprs.scan_parts(params)
+        values = [*scan.body.invars[scan.num_consts :], *scan.body.outvars]
+        if any(_nbytes(v.aval) > SMALL_BYTES for v in values) or _holds_large(scan.constants):
+            return False
+        limit = SMALL_BYTES
+    return all(
+        equation_count(b) <= _LOOP_EQUATIONS and is_cheap(b) and _makes_at_most(b, limit)
+        for b in jaxprs.nested_jaxprs(params)
+    )
+
+
+def _makes_at_most(jaxpr: Any, limit_bytes: int) -> bool:
+    """Whether no value that the program makes is larger."""
+    return all(
+        all(_nbytes(v.aval) <= limit_bytes for v in e.outvars)
+        and all(_makes_at_most(b, limit_bytes) for b in jaxprs.nested_jaxprs(e.params))
+        for e in jaxpr.eqns
+    )
+
+
+def _holds_large(constants: Sequence[Any]) -> bool:
+    return any(np.size(c) > 16 for c in constants)
+
+
+def _nbytes(aval: Any) -> int:
+    return costs.nbytes(aval) if hasattr(aval, "shape") and hasattr(aval, "dtype") else 1 << 62
+
+
+def equation_count(jaxpr: Any) -> int:
+    """How many equations a program has, nested ones included."""
+    return sum(
+        1 + sum(equation_count(nested) for nested in jaxprs.nested_jaxprs(e.params))
+        for e in jaxpr.eqns
+    )

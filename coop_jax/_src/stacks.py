@@ -1,0 +1,226 @@
+"""Stacks: what a scan stacks, kept as separate values until something needs the whole.
+
+A `Stack` holds one part per iteration. A later scan over it reads the parts, which are the
+originals; element by element operations on it are done part by part, so that a gradient that is
+only scaled and subtracted never exists as a whole. Where such an operation also reads a whole array
+(the parameters), its result is written part by part over that array, which is in place if the array
+dies there. Parts may be stacks (nested scans). An operation that needs the whole puts it together,
+once.
+
+Front ends differ in what a part is (a value number here, a session's value there); this module only
+knows that parts of kind `Stack` are stacks.
+Invariants: parts have the stack's shape without its leading axis; `whole`, once made, has the same
+contents. Thread rule: a stack belongs to the walk or session that made it.
+Cost: as many operations as there are parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from coop_jax._src import costs, primitives
+from coop_jax._src.compat import jaxprs
+from coop_jax._src.equations import LiteralValue, MadeEquation, Typed
+from coop_jax._src.kernels import Kernel, KernelCache
+
+if TYPE_CHECKING:
+    from coop_jax._src.flattening import Flattener
+
+# A view inside a block begins at a multiple of this: what XLA asks of parameters, on CPU the most.
+VIEW_ALIGNMENT_BYTES = 64
+
+_PART_BY_PART = primitives.ELEMENTWISE | {"convert_element_type", "reduce_precision", "copy"}
+
+
+@dataclasses.dataclass(slots=True, weakref_slot=True)
+class Stack:
+    """Stacked outputs of a scan, one value per iteration, not put together yet."""
+
+    parts: list[Any]
+    aval: Any
+    whole: Any = None
+
+
+def part_aval(aval: Any) -> Any:
+    """The abstract value of a part."""
+    return jaxprs.ShapedArray(aval.shape[1:], aval.dtype, weak_type=False)
+
+
+def is_part_by_part(primitive: Any, out_avals: Sequence[Any], in_avals: Sequence[Any]) -> bool:
+    """Whether each element of the one result depends on the same element of the operands only."""
+    if primitive.name not in _PART_BY_PART or len(out_avals) != 1:
+        return False
+    shape = out_avals[0].shape
+    return bool(shape) and all(a.shape in ((), shape) for a in in_avals)
+
+
+def may_view_part(aval: Any) -> bool:
+    """Whether a slice along the leading axis can be read where it lies."""
+    nbytes = costs.nbytes(part_aval(aval))
+    return nbytes > 0 and nbytes % VIEW_ALIGNMENT_BYTES == 0
+
+
+def index_kernel(cache: KernelCache, aval: Any) -> Kernel:
+    """Of an array and a position (int32): the slice there, without the leading axis."""
+    moved = 2 * costs.nbytes(part_aval(aval))
+    return cache.from_function(_index, [aval, _POSITION], moved_bytes=moved)
+
+
+def stack_kernel(cache: KernelCache, avals: Sequence[Any]) -> Kernel:
+    """Of the parts: the whole."""
+    return cache.from_function(_stack, avals)
+
+
+def update_kernel(
+    cache: KernelCache,
+    eqn: Any,
+    operands: Sequence[str | LiteralValue],
+    in_avals: Sequence[Any],
+    out_aval: Any,
+) -> Kernel:
+    """Of the array so far, other operands and a position: that with one part computed anew.
+
+    Args:
+      cache: where kernels live.
+      eqn: an element by element equation.
+      operands: for each operand of it how the kernel gets it: the array that is written over
+        ("over"), an array of the whole shape ("whole"), a part ("part"), a scalar ("scalar"), or a
+        literal. The kernel takes "over" first, then the others but for literals, then the position.
+      in_avals: of what the kernel takes, without the position.
+      out_aval: of the equation's result.
+    """
+    part = part_aval(out_aval)
+
+    def function(*given: Any) -> Any:
+        over, *others, at = given
+        rest = iter(others)
+        ins = []
+        for kind in operands:
+            if isinstance(kind, LiteralValue):
+                ins.append(kind.value)
+            elif kind == "over":
+                ins.append(_index(over, at))
+            else:
+                x = next(rest)
+                ins.append(_index(x, at) if kind == "whole" else x)
+        (new,) = jaxprs.bind(eqn.primitive, eqn.params, eqn.ctx, ins)
+        return jax.lax.dynamic_update_index_in_dim(over, jaxprs.strong(new), at, 0)
+
+    kinds = ["over", *(k for k in operands if isinstance(k, str) and k != "over")]
+    read = sum(
+        costs.nbytes(part_aval(a) if k in ("over", "whole") else a)
+        for k, a in zip(kinds, in_avals, strict=True)
+    )
+    return cache.from_function(
+        function,
+        [*in_avals, _POSITION],
+        moved_bytes=read + costs.nbytes(part),
+        in_place_operands=(0,),
+    )
+
+
+def selected(
+    primitive: Any, params: dict[str, Any], stack: Stack, starts: Sequence[Any], out_aval: Any
+) -> Any:
+    """The parts that a slice along the leading axis names, as a stack or as the one part.
+
+    None for anything else. `starts` are the values of further operands that are known.
+    """
+    shape, name = stack.aval.shape, primitive.name
+    if name == "slice":
+        strides = params["strides"] or (1,) * len(shape)
+        begin, end = params["start_indices"], params["limit_indices"]
+        others = list(zip(begin, end, strides, shape, strict=True))[1:]
+        if begin[0] == end[0] or any((a, b, c) != (0, n, 1) for a, b, c, n in others):
+            return None
+        return Stack(stack.parts[begin[0] : end[0] : strides[0]], out_aval)
+    if name == "dynamic_slice":
+        sizes = params["slice_sizes"]
+        if starts[0] is None or tuple(sizes[1:]) != tuple(shape[1:]) or sizes[0] == 0:
+            return None
+        begin = min(max(int(starts[0]), 0), shape[0] - sizes[0])
+        return Stack(stack.parts[begin : begin + sizes[0]], out_aval)
+    if name == "squeeze" and tuple(params["dimensions"]) == (0,):
+        return stack.parts[0]
+    if name == "rev" and tuple(params["dimensions"]) == (0,):
+        return Stack(stack.parts[::-1], out_aval)
+    return None
+
+
+def part_by_part(
+    program: Flattener, eqn: Any, operands: Sequence[Any], in_avals: Sequence[Any], out_aval: Any
+) -> Any:
+    """An element by element equation of which at least one operand is a stack, in a program."""
+    whole = [
+        k
+        for k, (x, a) in enumerate(zip(operands, in_avals, strict=True))
+        if a.shape and not isinstance(x, Stack)
+    ]
+    over = next((k for k in whole if in_avals[k].dtype == out_aval.dtype), None)
+    if over is None or not program.can_lie_in_pool(out_aval):
+        part_eqn = MadeEquation(
+            eqn.primitive,
+            eqn.params,
+            eqn.ctx,
+            eqn.source_info,
+            tuple(Typed(part_aval(a) if a.shape else a) for a in in_avals),
+            (Typed(part_aval(out_aval)),),
+        )
+        parts = [
+            program.equation(
+                part_eqn,
+                [
+                    program.part(x, i) if a.shape else x
+                    for x, a in zip(operands, in_avals, strict=True)
+                ],
+            )[0]
+            for i in range(out_aval.shape[0])
+        ]
+        return Stack(parts, out_aval)
+    return _written_over(program, eqn, operands, over, out_aval)
+
+
+def _written_over(
+    program: Flattener, eqn: Any, operands: Sequence[Any], over: int, out_aval: Any
+) -> int:
+    kinds: list[str | LiteralValue] = []
+    given: list[Any] = []  # by position in the kernel, after the first
+    for k, x in enumerate(operands):
+        if isinstance(x, LiteralValue):
+            kinds.append(x)
+        elif x is operands[over] or (k != over and x == operands[over]):
+            kinds.append("over")
+        else:
+            kinds.append(
+                "part" if isinstance(x, Stack) else "whole" if program.avals[x].shape else "scalar"
+            )
+            given.append(x)
+    result: int = operands[over]
+    for i in range(out_aval.shape[0]):
+        others = [program.number(program.part(x, i) if isinstance(x, Stack) else x) for x in given]
+        in_avals = [program.avals[n] for n in (result, *others)]
+        kernel = update_kernel(program.cache, eqn, kinds, in_avals, out_aval)
+        (result,) = program.emit(
+            kernel,
+            [result, *others, program.position(i)],
+            jaxprs.source_of(eqn.source_info),
+            jaxprs.name_stack_of(eqn.source_info),
+        )
+    return result
+
+
+_POSITION = jaxprs.ShapedArray((), np.dtype(np.int32))
+
+
+def _index(x: Any, at: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
+
+
+def _stack(*xs: Any) -> Any:
+    return jnp.stack(xs)
