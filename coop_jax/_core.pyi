@@ -1,6 +1,6 @@
 """Types of the extension module: the pool and the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias, overload
 
 from typing_extensions import CapsuleType
@@ -251,6 +251,131 @@ class Engine:
     def largest_free_block_bytes(self) -> int: ...
     @property
     def clock_seconds(self) -> float: ...
+
+class Value:
+    """One result of a session: a shape and dtype over a storage; holds a reference to that."""
+
+    @property
+    def storage(self) -> int: ...
+    @property
+    def aval(self) -> Any: ...
+    @property
+    def key(self) -> int:
+        """The number of its shape, dtype and weak type."""
+
+class CompiledCall:
+    """A compiled function whose outputs were seen to lie where they are told to.
+
+    ``call(*slots, *operands)`` returns the results in ``order``; ``slots`` names the result and
+    the description of each.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Sequence[Any]],
+        order: Sequence[int],
+        slots: Sequence[tuple[int, SlotSpec]],
+    ) -> None: ...
+
+class Prepared:
+    """What a primitive on operands of given shapes is: an operand, a view of it, an operation.
+
+    ``executable`` has the attributes ``workspace_bytes`` and ``obedient_call``.
+    """
+
+    def __init__(
+        self,
+        executable: Any,
+        kernel: Any,
+        spec: OperationSpec,
+        selection: Sequence[int],
+        out_avals: tuple[Any, ...],
+        out_keys: Sequence[int],
+        identity: bool = False,
+        view: bool = False,
+    ) -> None: ...
+    @property
+    def executable(self) -> Any: ...
+    @property
+    def kernel(self) -> Any: ...
+    @property
+    def out_avals(self) -> tuple[Any, ...]: ...
+    @property
+    def selection(self) -> list[int]: ...
+
+def operation_key(
+    operand_key: Callable[[Any], Hashable],
+    primitive: Any,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+    context: Any,
+) -> tuple[Any, tuple[Any, ...], tuple[Hashable, ...], tuple[int, ...] | None, Any]:
+    """What an operation is looked up by; without a hash where a parameter has none."""
+
+class SessionCore(Engine):
+    """An engine and what a session holds; runs operations. See cc/python/session_core.h."""
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        alignment_bytes: int,
+        policy: Policy,
+        expensive_seconds_per_byte: float,
+        pool: Pool,
+        load: Callable[..., Any],
+        load_arguments: tuple[Any, ...],
+        operand_key: Callable[[Any], Hashable],
+        prepared: dict[Hashable, Any],
+        fast: bool,
+    ) -> None: ...
+    def apply(
+        self, session: Any, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+    ) -> list[Value] | None:
+        """Run what is prepared for a primitive; None if nothing is."""
+
+    def run(self, session: Any, prepared: Prepared, operands: Sequence[Any]) -> list[Value]: ...
+    def bring(self, session: Any, storage: int) -> None:
+        """Bring a storage back."""
+
+    def reserve_room(self, session: Any, nbytes: int) -> bool:
+        """Keep blocks of the pool free; False where there is no room (see ``failure``)."""
+
+    def hint(self, storage: int) -> None:
+        """Say that one of the storage's values is most likely not read again."""
+
+    def collect(self) -> None:
+        """Release storages whose values are gone."""
+
+    def make_permanent(self, storage: int) -> None: ...
+    def new_value(self, storage: int, aval: Any, key: int) -> Value: ...
+    def alias(self, storage: int, aval: Any, key: int) -> Value:
+        """Return another value over the same storage."""
+
+    def put(self, storage: int, array: Any, key: int) -> None: ...
+    def holds(self, storage: int) -> bool: ...
+    def array_of(self, session: Any, storage: int, key: int) -> Any: ...
+    def note_outside(self, storage: int, nbytes: int) -> None: ...
+    def is_outside(self, storage: int) -> bool: ...
+    def donate(self, storage: int) -> None:
+        """Delete the array when it is dropped: its owner gave it up."""
+
+    def clear(self) -> None:
+        """Let go of everything."""
+
+    @property
+    def outside_bytes(self) -> int: ...
+    @property
+    def peak_outside_bytes(self) -> int: ...
+    workspace_bytes: int
+    reserved_bytes: int
+    @property
+    def compute_seconds(self) -> float: ...
+    @property
+    def recompute_seconds(self) -> float: ...
+    @property
+    def consumed(self) -> bool:
+        """Whether a donated array is gone, so that the call has to finish."""
+    interruptible: bool
 
 class Program:
     """Metadata of a straight-line program; ids are indices. See cc/core/program.h."""

@@ -66,7 +66,7 @@ class Operations:
         self.before: Callable[[int, bool], None] = lambda number, recompute: None
         self._recompute = False
         launch = executor.launch
-        plan_run, session_run = executor._run, session.Session._run
+        plan_run, session_launch = executor._run, session.Session._on_launch
 
         def counted_launch(*args: Any, **kwargs: Any) -> Any:
             number, self.count = self.count, self.count + 1
@@ -83,14 +83,15 @@ class Operations:
             self._recompute = run.recompute
             plan_run(run, *args)
 
-        def counted_session_run(it: Any, *args: Any, recompute: bool, **kwargs: Any) -> None:
-            self._recompute = recompute
-            session_run(it, *args, recompute=recompute, **kwargs)
+        def counted_session_launch(it: Any, *args: Any) -> Any:
+            self._recompute = args[-1]
+            return session_launch(it, *args)
 
         patch.setattr(executor, "launch", counted_launch)
         patch.setattr(session, "launch", counted_launch)
         patch.setattr(executor, "_run", counted_plan_run)
-        patch.setattr(session.Session, "_run", counted_session_run)
+        patch.setattr(session.Session, "_on_launch", counted_session_launch)
+        patch.setattr(session.Session, "fast", False)  # every launch comes by here
 
     def restart(self) -> None:
         self.count = 0

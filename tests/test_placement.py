@@ -52,9 +52,8 @@ def test_the_check_passes_where_xla_places_outputs() -> None:
 
 
 def test_the_check_sees_that_xla_allocated_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def importer(device: jax.Device) -> Callable[[object], jax.Array]:
-        load = arrays._jax.dlpack_managed_tensor_to_buffer
-        return lambda capsule: load(capsule, device, None, None)  # read-only on CPU
+    def importer(device: jax.Device) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
+        return arrays._jax.dlpack_managed_tensor_to_buffer, (device, None, None)  # read-only on CPU
 
     monkeypatch.setattr(arrays, "importer", importer)
     reason = placement_check.check(jax.devices()[0])

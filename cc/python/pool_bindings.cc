@@ -81,29 +81,15 @@ class Pool {
   [[nodiscard]] PoolMemory& memory() const { return *memory_; }
 
   [[nodiscard]] nb::object Slot(int64_t offset, const SlotSpec& spec, bool exclusive) const {
-    return Capsule(memory_->NewSlot(offset, spec, exclusive));
+    return MakeCapsule(memory_->NewSlot(offset, spec, exclusive));
   }
 
   nb::object Take(int64_t offset, const SlotSpec& spec) const {
-    return Capsule(memory_->NewUncounted(offset, spec, /*write=*/true));
+    return MakeCapsule(memory_->NewUncounted(offset, spec, /*write=*/true));
   }
 
   nb::object View(int64_t offset, const SlotSpec& spec) const {
-    return Capsule(memory_->NewUncounted(offset, spec, /*write=*/false));
-  }
-
-  static nb::object Capsule(DLManagedTensor* tensor) {
-    PyObject* const capsule = PyCapsule_New(tensor, kFreshCapsule, [](PyObject* self) {
-      // Importers rename the capsule when they take over the tensor.
-      if (std::strcmp(PyCapsule_GetName(self), kFreshCapsule) != 0) return;
-      auto* const unused = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(self, kFreshCapsule));
-      unused->deleter(unused);
-    });
-    if (capsule == nullptr) {
-      tensor->deleter(tensor);
-      nb::raise_python_error();
-    }
-    return nb::steal(capsule);
+    return MakeCapsule(memory_->NewUncounted(offset, spec, /*write=*/false));
   }
 
  private:
@@ -124,6 +110,22 @@ nb::list LiveBlocks(const Pool& pool) {
 }
 
 }  // namespace
+
+nb::object MakeCapsule(DLManagedTensor* tensor) {
+  PyObject* const capsule = PyCapsule_New(tensor, kFreshCapsule, [](PyObject* self) {
+    // Importers rename the capsule when they take over the tensor.
+    if (std::strcmp(PyCapsule_GetName(self), kFreshCapsule) != 0) return;
+    auto* const unused = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(self, kFreshCapsule));
+    unused->deleter(unused);
+  });
+  if (capsule == nullptr) {
+    tensor->deleter(tensor);
+    nb::raise_python_error();
+  }
+  return nb::steal(capsule);
+}
+
+PoolMemory& MemoryOf(nb::handle pool) { return nb::cast<Pool&>(pool).memory(); }
 
 void BindPool(nb::module_& module) {
   nb::class_<SlotSpec>(module, "SlotSpec", "Shape and element type of a slot; made once, reused.")

@@ -13,9 +13,15 @@
 
 #include <nanobind/nanobind.h>
 
+#include "cc/python/pool_memory.h"
+
 namespace coop::python {
 
 void BindPool(nanobind::module_& module);
+// The memory behind a Python Pool; valid while that lives. Throws nanobind::cast_error for others.
+[[nodiscard]] PoolMemory& MemoryOf(nanobind::handle pool);
+// A capsule that owns the tensor until somebody imports it.
+[[nodiscard]] nanobind::object MakeCapsule(DLManagedTensor* tensor);
 
 }  // namespace coop::python
 

@@ -24,6 +24,7 @@ Thread rule: the C++ pool is thread-safe; everything else is used under the runt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -48,7 +49,8 @@ class PoolMemory:
     def __init__(self, capacity_bytes: int, device: jax.Device):
         self.device = device
         self.synchronous = arrays.runs_synchronously(device)
-        self._import = arrays.importer(device)
+        load, arguments = arrays.importer(device)
+        self._import: Callable[[object], jax.Array] = lambda capsule: load(capsule, *arguments)
         self._specs: dict[tuple[Any, Any], _core.SlotSpec] = {}
         if device.platform == "cpu":
             # Pages are taken from the system when first written, so an unused part costs nothing.

@@ -4,6 +4,9 @@ The eager front end gives it primitives; programs that branch on values give it 
 operation goes to the engine, which answers with what must happen first (evictions, recomputations)
 and where the outputs go; the session carries that out at once.
 
+Model: what is done for every operation is done in C++ (`_core.SessionCore`, which holds the engine,
+the arrays and the recipes); here is what is done seldom: values in and out, first launches, making
+room, errors. The core calls the methods whose names begin with `_on`.
 Invariants: a `Value` holds one reference in the engine; when the last Python reference to it goes,
 the engine learns it before the next operation. An array is held for a storage exactly while that is
 resident. When an operation fails, the engine is told how far its actions were carried out.
@@ -12,7 +15,6 @@ Thread rule: one thread, under the runtime's lock.
 
 from __future__ import annotations
 
-import collections
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,44 +28,49 @@ from coop_jax import _core
 from coop_jax._src import costs, interpreter, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.executor import launch
-from coop_jax._src.holdings import Holdings
 from coop_jax._src.interrupts import DeferredInterrupts
-from coop_jax._src.kernels import Executable
 from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.runtime import Runtime
-from coop_jax._src.values import Value
+from coop_jax._src.values import Value, aval_of_key, key_of, operand_key
 
 
 class Session:
     """Executes operations at once in the pool of a runtime. Used for one call, then closed."""
 
+    # Whether launches of compiled operations that are known to obey may go past `_on_launch`.
+    fast = True
+
     def __init__(self, runtime: Runtime, interrupts: DeferredInterrupts | None = None):
         self._interrupts = interrupts
         self._runtime = runtime
         self._memory = runtime.memory()
-        self._cache = runtime._cache
         self._preparer = Preparer(runtime._cache, self._memory.device)
         settings = runtime._settings
-        self._engine = _core.Engine(
+        load, load_arguments = arrays.importer(self._memory.device)
+        self._core = _core.SessionCore(
             runtime.capacity_bytes(),
             settings.alignment_bytes,
             settings.policy,
             settings.profile.expensive_seconds_per_byte,
-            True,
+            self._memory.pool,
+            load,
+            load_arguments,
+            operand_key,
+            runtime._cache.prepared,
+            self.fast and self._memory.synchronous,
         )
-        self._dead: collections.deque[int] = collections.deque()
-        self._held = Holdings(self._memory)
-        self._recipes: dict[int, tuple[Executable, tuple[Any, ...], tuple[int, ...]]] = {}
-        self._workspace_bytes = max(runtime._workspace_bytes, runtime._counters.workspace_bytes)
+        core = self._core
+        core.interruptible = interrupts is not None
+        core.workspace_bytes = max(runtime._workspace_bytes, runtime._counters.workspace_bytes)
         unlimited = runtime.budget_bytes is None
-        self._reserved_bytes = runtime.capacity_bytes() if unlimited else 0
+        core.reserved_bytes = runtime.capacity_bytes() if unlimited else 0
         self._peak_bytes = 0
         self._externals: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._memory.pool.drain_freed()
         self._foreign: dict[int, Value] = {}
         for offset, nbytes in self._memory.pool.live_blocks():
-            storage = self._engine.add_foreign(offset, nbytes, False)
-            self._foreign[offset] = Value(self._dead, storage, None)
+            storage = core.add_foreign(offset, nbytes, False)
+            self._foreign[offset] = core.new_value(storage, None, -1)
 
     # --- Values in and out ---
 
@@ -72,24 +79,25 @@ class Session:
         known = self._externals.get(id(x))
         if known is not None and known[0]() is x:
             return known[1]
+        core = self._core
         offset = self._memory.offset_of(x)
         aval = jaxprs.aval_of(x)
+        key = key_of(aval)
         foreign = self._foreign.get(offset) if offset >= 0 else None
         if foreign is not None:
-            value = Value(self._dead, foreign.storage, aval)
-            self._held.note_shapes(foreign.storage)
-            self._engine.retain(foreign.storage)
-            self._held.put(foreign.storage, self._own(x))
+            value = core.alias(foreign.storage, aval, key)
+            if not core.holds(foreign.storage):
+                core.put(foreign.storage, self._own(x), key)
         else:
             nbytes = costs.nbytes(aval)
-            storage = self._engine.add_outside(nbytes)
-            self._held.note_outside(storage, nbytes)
-            value = Value(self._dead, storage, aval)
-            self._held.put_new(storage, self._own(x))
+            storage = core.add_outside(nbytes)
+            core.note_outside(storage, nbytes)
+            value = core.new_value(storage, aval, key)
+            core.put(storage, self._own(x), key)
         if isinstance(x, jax.Array):
-            key = id(x)
+            number = id(x)
             gone = self._externals
-            self._externals[key] = (weakref.ref(x, lambda _: gone.pop(key, None)), value)
+            self._externals[number] = (weakref.ref(x, lambda _: gone.pop(number, None)), value)
         return value
 
     def donated_value_of(self, x: jax.Array) -> Value:
@@ -103,7 +111,7 @@ class Session:
         self._externals.pop(id(x), None)
         if offset >= 0:
             del self._foreign[offset]
-        self._held.donate(value.storage)
+        self._core.donate(value.storage)
         return value
 
     def as_value(self, x: Any) -> Value:
@@ -124,13 +132,13 @@ class Session:
 
     def take(self, values: Sequence[Value]) -> list[jax.Array]:
         """Brings values back, for good, as arrays that outlive the session."""
+        core = self._core
         out = []
         for value in values:
-            self._bring(value)
-            state = self._engine.is_permanent(value.storage)
-            if not state and not self._held.is_outside(value.storage):
-                self._held.drop_all(self._engine.make_permanent(value.storage))
-            array = self._held.array(value.storage, value.aval)
+            core.bring(self, value.storage)
+            if not core.is_permanent(value.storage) and not core.is_outside(value.storage):
+                core.make_permanent(value.storage)
+            array = core.array_of(self, value.storage, value.key)
             if isinstance(array, jax.Array):
                 out.append(self._memory.lent(array, value.aval))
             else:
@@ -139,20 +147,16 @@ class Session:
 
     def concrete(self, value: Value) -> jax.Array:
         """The contents, as an array that does not depend on the pool."""
-        self._bring(value)
-        array = self._held.array(value.storage, value.aval)
-        if self._held.is_outside(value.storage):
+        core = self._core
+        core.bring(self, value.storage)
+        array = core.array_of(self, value.storage, value.key)
+        if core.is_outside(value.storage):
             return array if isinstance(array, jax.Array) else jnp.asarray(array)
         return jnp.array(np.asarray(array), copy=True)
 
     def release_hint(self, value: Value) -> None:
         """The value is most likely not read again: its memory goes, its recipe stays."""
-        storage = value.storage
-        if self._held.hint(storage) < self._engine.refs_of(storage):
-            return  # a view of it may still be read
-        self._collect()
-        if self._engine.discard(storage):
-            self._held.drop_all(self._engine.freed())
+        self._core.hint(value.storage)
 
     # --- Running ---
 
@@ -163,6 +167,9 @@ class Session:
         params: dict[str, Any],
     ) -> list[Value]:
         """Runs a primitive on values, arrays and scalars."""
+        done = self._core.apply(self, primitive, operands, params)
+        if done is not None:
+            return done
         name = primitive.name
         if name in primitives.CONTROL_FLOW:
             results = interpreter.control_flow(self, name, operands, params)
@@ -175,8 +182,6 @@ class Session:
             results = interpreter.call(self, body[0], body[1], list(operands))
         return [self.as_value(x) for x in results]
 
-    # --- Carrying out ---
-
     def prepare(self, eqn: Any, operands: Sequence[Any]) -> Prepared | None:
         """What to run for an equation; None for a call that is to be taken apart."""
         return self._preparer.prepare(
@@ -187,102 +192,69 @@ class Session:
         """Runs a small JAX function of arrays as one operation with one result."""
         return self.run(self._preparer.function(function, operands), operands)[0]
 
-    def run(self, prepared: Prepared, operands: Sequence[Any]) -> list[Any]:
+    def run(self, prepared: Prepared, operands: Sequence[Any]) -> list[Value]:
         """Runs a prepared operation: engine first, then what it asks for, then the operation."""
-        if prepared.identity:
-            first = operands[0]
-            if first.aval is prepared.out_avals[0]:
-                return [first]
-            return [self._alias(first, prepared.out_avals[0])]
-        if prepared.view is not None and not self._held.is_outside(operands[0].storage):
-            return [self._alias(operands[0], prepared.view)]
-        if self._interrupts is not None and not self._held.consumed:
-            self._interrupts.check()
-        refs: list[Any] = []
-        storages: list[int] = []
-        held = []  # values made here must not die before the engine has the operation
-        for position in prepared.selection:
-            x = operands[position]
-            if type(x) is not Value:
-                if isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.ndim):
-                    x = self.value_of(x)
-                    held.append(x)
-                else:
-                    refs.append((x,))  # a scalar: given as it is, every time
-                    continue
-            storage = x.storage
-            refs.append(storage)
-            storages.append(storage)
-        if self._dead:
-            self._collect()
-        executable = prepared.executable
-        if executable.workspace_bytes > self._workspace_bytes:
-            self._count_peak()
-            self._workspace_bytes = executable.workspace_bytes
-            self._reserve()
-            self._engine.reset_peak()  # what the reservation evicted was not beside this workspace
-        elif self._held.outside_bytes + self._workspace_bytes > self._reserved_bytes:
-            self._reserve()
-        try:
-            op, outputs, offsets, actions, _ = self._engine.submit(storages, prepared.spec)
-        except _core.NoSpaceError as error:
-            source = jaxprs.source_of(jaxprs.current_source())
-            label = f"operation '{prepared.kernel.label}'"
-            raise self._runtime.exceeded(error.failure, label, source) from None
-        done = 0
-        # Numbers, as far as possible: the garbage collector does not follow tuples of numbers.
-        recipe = (executable, tuple(refs), outputs)
-        retired = self._engine.retired()
-        if retired is not None:
-            for old in retired:
-                self._recipes.pop(old, None)
-        self._recipes[op] = recipe
-        try:
-            if actions is not None:
-                for action in actions:
-                    self._act(action)
-                    done += 1
-            self._run(recipe, offsets, recompute=False, scratch=())
-        except BaseException:
-            self._engine.abort(done)
-            self._held.drop_all(self._engine.forget(op))
-            raise
-        values = []
-        for k, storage in enumerate(outputs):
-            aval = prepared.out_avals[k]
-            if offsets[k] < 0:
-                self._held.note_outside(storage, prepared.out_nbytes[k])
-            values.append(Value(self._dead, storage, aval, prepared.out_keys[k]))
-        return values
+        return self._core.run(self, prepared, operands)
 
-    def _act(self, action: Any) -> None:
-        if action[0] == 1:
-            recipe = self._recipes[action[1]]
-            placements = action[-1]
-            self._run(
-                recipe,
-                [p[1] for p in placements],
-                recompute=True,
-                scratch=[p[0] for p in placements],
-            )
-        else:
-            self._held.drop(action[1])
+    # --- Called by the core ---
 
-    def _run(
-        self, recipe: Any, offsets: Sequence[int], *, recompute: bool, scratch: Sequence[int]
-    ) -> None:
-        executable, refs, outputs = recipe
-        memory, held = self._memory, self._held
-        specs = executable.slot_specs
-        if specs is None:
-            specs = executable.slot_specs = [
-                (k, memory.spec(executable.kernel.out_avals[k])) for k in executable.slot_results
-            ]
-        in_avals = executable.kernel.in_avals
-        operands = [
-            held.array(r, in_avals[n]) if type(r) is int else r[0] for n, r in enumerate(refs)
-        ]
-        slots = [(offsets[k], spec) for k, spec in specs]
+    def _on_step(self) -> None:
+        """Before each operation, until a donated array is gone."""
+        assert self._interrupts is not None
+        self._interrupts.check()
+
+    def _on_operand(self, x: Any) -> Value | None:
+        """The value for an operand that is none; None for a scalar, given as it is every time."""
+        if isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.ndim):
+            return self.value_of(x)
+        return None
+
+    def _on_view(self, base: jax.Array, key: int) -> jax.Array:
+        """An array in the shape and dtype of `key` over the memory of another."""
+        aval = aval_of_key(key)
+        if base.shape == aval.shape and base.dtype == aval.dtype:
+            return base
+        return self._memory.view(self._memory.offset_of(base), self._memory.spec(aval))
+
+    def _on_room_needed(self, workspace_bytes: int) -> None:
+        """Before an operation that needs more beside the pool than is reserved."""
+        core = self._core
+        if workspace_bytes <= core.workspace_bytes:
+            self._reserve()
+            return
+        self._count_peak()
+        core.workspace_bytes = workspace_bytes
+        self._reserve()
+        core.reset_peak()  # what the reservation evicted was not beside this workspace
+
+    def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None:
+        if prepared is None:
+            raise self._runtime.exceeded(failure, "reading a value")
+        source = jaxprs.source_of(jaxprs.current_source())
+        raise self._runtime.exceeded(failure, f"operation '{prepared.kernel.label}'", source)
+
+    def _on_launch(
+        self,
+        prepared: Prepared,
+        places: Sequence[tuple[int, int, int, int]],
+        operands: list[Any],
+        recompute: bool,
+    ) -> list[Any]:
+        """Launches what is not known to obey yet.
+
+        Args:
+          prepared: what to launch.
+          places: for each result its storage, the storage it is wanted for now (-1: for none), its
+            offset (-1: outside the pool) and the operand whose memory it takes (-1: none).
+          operands: arrays and scalars; the list is emptied.
+          recompute: whether it has run before.
+
+        Returns:
+          The results by number.
+        """
+        executable, memory = prepared.executable, self._memory
+        specs = [(k, memory.spec(executable.kernel.out_avals[k])) for k in executable.slot_results]
+        slots = [(places[k][2], spec) for k, spec in specs]
         first = not executable.checked
         begin = time.perf_counter()
         results = launch(executable, slots, operands, (), memory)
@@ -290,86 +262,49 @@ class Session:
         counters = self._runtime._counters
         if recompute:
             counters.recompute_seconds += seconds
-            for k, result in zip(executable.order, results, strict=True):
-                storage = scratch[k]
-                if storage >= 0 and (offsets[k] >= 0 or storage not in self._held):
-                    self._held.put(storage, result)
         else:
             counters.compute_seconds += seconds
-            for k, result in zip(executable.order, results, strict=True):
-                held.put_new(outputs[k], result)
-
-    def _bring(self, value: Value) -> None:
-        if value.storage in self._held:
-            return
-        self._collect()
-        try:
-            actions = self._engine.materialize(value.storage)
-        except _core.NoSpaceError as error:
-            raise self._runtime.exceeded(error.failure, "reading a value") from None
-        done = 0
-        try:
-            for action in actions or ():
-                self._act(action)
-                done += 1
-        except BaseException:
-            self._engine.abort(done)
-            raise
-
-    def _alias(self, value: Value, aval: Any) -> Value:
-        self._held.note_shapes(value.storage)
-        self._engine.retain(value.storage)
-        return Value(self._dead, value.storage, aval)
+        if executable.obedient_call is None and executable.places_outputs and memory.synchronous:
+            executable.obedient_call = _core.CompiledCall(executable.call, executable.order, specs)
+        by_number: list[Any] = [None] * len(places)
+        for k, result in zip(executable.order, results, strict=True):
+            by_number[k] = result
+        return by_number
 
     # --- Keeping books ---
 
-    def _collect(self) -> None:
-        """Tells the engine of values that nothing refers to any more."""
-        dead, release, drop = self._dead, self._engine.release, self._held.drop
-        while dead:
-            gone = release(dead.popleft())
-            if gone is not None:
-                for storage in gone:
-                    drop(storage)
-
     def _reserve(self) -> None:
         """Keeps room for what lies outside the pool; in steps, so that it is seldom asked for."""
-        needed = self._held.outside_bytes + self._workspace_bytes
-        if needed <= self._reserved_bytes:
+        core = self._core
+        needed = core.outside_bytes + core.workspace_bytes
+        if needed <= core.reserved_bytes:
             return
         step = min(1 << 16, self._runtime.capacity_bytes() >> 8)
-        for target in (needed + step, needed):
-            try:
-                actions = self._engine.reserve(target)
-            except _core.NoSpaceError as error:
-                failure = error.failure
-                continue
-            for action in actions or ():
-                self._act(action)
-            for offset, nbytes in self._engine.reserved_blocks():
-                self._memory.pool.discard(offset, nbytes)
-            self._reserved_bytes = target
-            return
-        raise self._runtime.exceeded(failure, "arguments, small values and workspace")
+        if not core.reserve_room(self, needed + step) and not core.reserve_room(self, needed):
+            raise self._runtime.exceeded(
+                core.failure(), "arguments, small values and workspace"
+            ) from None
+        for offset, nbytes in core.reserved_blocks():
+            self._memory.pool.discard(offset, nbytes)
 
     def _count_peak(self) -> None:
         """Notes the peak so far, which had the workspace so far beside it."""
-        peak = self._engine.stats()["peak_in_use_bytes"] + self._workspace_bytes
+        peak = self._core.stats()["peak_in_use_bytes"] + self._core.workspace_bytes
         self._peak_bytes = max(self._peak_bytes, peak)
-        self._engine.reset_peak()
+        self._core.reset_peak()
 
     def close(self) -> None:
         """Ends the session: everything that was not taken goes."""
         self._count_peak()
-        stats = self._engine.stats()
+        core, counters = self._core, self._runtime._counters
+        counters.compute_seconds += core.compute_seconds
+        counters.recompute_seconds += core.recompute_seconds
         self._runtime.count(
-            stats,
+            core.stats(),
             peak_bytes=self._peak_bytes,
-            outside_bytes=self._held.peak_outside_bytes,
-            workspace_bytes=self._workspace_bytes,
+            outside_bytes=core.peak_outside_bytes,
+            workspace_bytes=core.workspace_bytes,
         )
-        self._held.clear()
-        self._recipes.clear()
+        core.clear()
         self._externals.clear()
         self._foreign.clear()
-        self._dead.clear()

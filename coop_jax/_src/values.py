@@ -2,39 +2,46 @@
 
 A `Value` is the one handle of a result: it holds one reference in the engine. When the last Python
 reference to it goes, that is noted, and the session tells the engine before the next operation.
+Shapes and dtypes are known by number, process-wide, so that looking an operation up hashes numbers.
 """
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Hashable, Sequence
+import threading
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
+from coop_jax import _core
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.equations import LiteralValue
 
+Value = _core.Value
 
-class Value:
-    """One value of a session: a shape and dtype over a storage."""
-
-    __slots__ = ("_dead", "aval", "key", "storage")
-
-    def __init__(self, dead: collections.deque[int], storage: int, aval: Any, key: Hashable = None):
-        self._dead = dead
-        self.storage = storage
-        self.aval = aval
-        self.key = key if key is not None else key_of(aval)
-
-    def __del__(self) -> None:
-        # Only noted here: this may run in the middle of anything, even of an engine call.
-        self._dead.append(self.storage)
+_numbers: dict[Hashable, int] = {}
+_avals: list[Any] = []
+_lock = threading.Lock()
 
 
-def key_of(aval: Any) -> Hashable:
-    """What compiled operations depend on of a value."""
-    return None if aval is None else (aval.shape, aval.dtype, True)
+def key_of(aval: Any) -> int:
+    """The number of a shape, dtype and weak type; -1 for none."""
+    if aval is None:
+        return -1
+    kind = (aval.shape, aval.dtype, getattr(aval, "weak_type", False))
+    found = _numbers.get(kind)
+    if found is None:
+        with _lock:
+            found = _numbers.get(kind)
+            if found is None:
+                _avals.append(aval)
+                found = _numbers[kind] = len(_avals) - 1
+    return found
+
+
+def aval_of_key(key: int) -> Any:
+    """An abstract value with that number."""
+    return _avals[key]
 
 
 def plain(x: Any) -> Any:
@@ -48,21 +55,8 @@ def aval_of(x: Any) -> Any:
 
 
 def operand_key(x: Any) -> Hashable:
-    """What a compiled operation depends on of an operand."""
-    kind = type(x)
-    if kind is Value:
-        return x.key  # type: ignore[no-any-return]
-    if kind is LiteralValue:
+    """What a compiled operation depends on of an operand that is no value."""
+    if type(x) is LiteralValue:
         return jaxprs.literal_key(x.value), str(x.aval.dtype)
     aval = jaxprs.aval_of(x)
-    return aval.shape, aval.dtype, False
-
-
-def repetitions(operands: Sequence[Any]) -> Hashable:
-    """Which operands are the same value: a kernel takes each once."""
-    if len(operands) < 2:
-        return None
-    if len(operands) == 2:
-        return (0, 0) if operands[0] is operands[1] else None
-    ids = [id(x) for x in operands]
-    return None if len(set(ids)) == len(ids) else tuple(ids.index(i) for i in ids)
+    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)

@@ -36,16 +36,19 @@ def dlpack_type(dtype: Any) -> tuple[int, int] | None:
     return _DLPACK_CODES[dtype.kind], 8 * dtype.itemsize
 
 
-def importer(device: jax.Device) -> Callable[[object], jax.Array]:
-    """A function from a DLPack capsule to an array on `device` that may be donated."""
+def importer(device: jax.Device) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
+    """A function from a DLPack capsule to an array on `device` that may be donated.
+
+    Returned as the function and what it takes after the capsule, for callers in C++.
+    """
     load = _jax.dlpack_managed_tensor_to_buffer
     if device.platform == "cpu":
-        return lambda capsule: load(capsule, device, None, True)
+        return load, (device, None, True)
     # Elsewhere a plain view is mutable. No stream: whatever was enqueued before comes before it.
     kind = dlpack_device(device)[0]
     if _jaxlib_extension_version >= 467:
-        return lambda capsule: load(capsule, device, None, None, kind)
-    return lambda capsule: load(capsule, device, None, None)
+        return load, (device, None, None, kind)
+    return load, (device, None, None)
 
 
 def dlpack_device(device: jax.Device) -> tuple[int, int]:

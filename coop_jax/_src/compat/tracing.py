@@ -52,7 +52,10 @@ _SHARD_MAP = (
 class Value(Protocol):
     """A session's handle of one array. Only its abstract value is looked at."""
 
-    aval: Any
+    @property
+    def aval(self) -> Any:
+        """Its abstract value."""
+        ...
 
 
 class Session(Protocol):
@@ -227,8 +230,7 @@ class EagerTrace(core.Trace):
         values = self.apply(primitive, tracers, params)
         if primitive.multiple_results:
             return [EagerTracer(self, value) for value in values]
-        (value,) = values
-        return EagerTracer(self, value)
+        return EagerTracer(self, values[0])
 
     def apply(self, primitive: Any, tracers: Any, params: Any) -> Sequence[Value]:
         """Has the session run `primitive`."""
@@ -238,11 +240,18 @@ class EagerTrace(core.Trace):
         if primitive.ref_primitive:
             raise NotImplementedError(_REFERENCE.format(primitive=primitive))
         operands = [
-            t.value if type(t) is EagerTracer and t._trace is self else _concrete_operand(t)
+            (t._held if type(t._held) is not _Fill else t.value)
+            if type(t) is EagerTracer and t._trace is self
+            else _concrete_operand(t)
             for t in tracers
         ]
-        with core.set_current_trace(core.eval_trace):
+        # As `core.set_current_trace`, without making an object: this is done for every operation.
+        before = core.trace_ctx.trace
+        core.trace_ctx.set_trace(core.eval_trace)
+        try:
             return session.apply(primitive, operands, params)
+        finally:
+            core.trace_ctx.set_trace(before)
 
     def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
         """Calls the function: a call is its body."""

@@ -1,0 +1,120 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "cc/python/session_core.h"
+
+namespace nb = nanobind;
+
+namespace coop::python {
+namespace {
+
+bool IsPermutation(std::vector<int32_t> order) {
+  std::sort(order.begin(), order.end());
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (order[i] != static_cast<int32_t>(i)) return false;
+  }
+  return true;
+}
+
+void InitCompiledCall(CompiledCall* self, nb::object call, std::vector<int32_t> order,
+                      std::vector<std::pair<int32_t, nb::object>> slots) {
+  if (!IsPermutation(order)) throw std::invalid_argument("order must name each result once");
+  for (const auto& [result, spec] : slots) {
+    if (result < 0 || static_cast<size_t>(result) >= order.size()) {
+      throw std::invalid_argument("a slot is of a result");
+    }
+    static_cast<void>(nb::cast<const SlotSpec&>(spec));  // raises for anything else
+  }
+  new (self) CompiledCall{std::move(call), std::move(order), std::move(slots)};
+}
+
+void InitPrepared(Prepared* self, nb::object executable, nb::object kernel,
+                  const OperationSpec& spec, std::vector<int32_t> selection, nb::tuple out_avals,
+                  std::vector<int32_t> out_keys, bool identity, bool view) {
+  if (out_avals.size() != out_keys.size() ||
+      (!identity && spec.outputs.size() != out_keys.size())) {
+    throw std::invalid_argument("spec, out_avals and out_keys must have one entry a result");
+  }
+  new (self) Prepared{.executable = std::move(executable),
+                      .kernel = std::move(kernel),
+                      .out_avals = std::move(out_avals),
+                      .identity = identity,
+                      .view = view,
+                      .spec = spec,
+                      .selection = std::move(selection),
+                      .out_keys = std::move(out_keys)};
+}
+
+}  // namespace
+
+void BindSession(nb::module_& module) {
+  nb::class_<Value>(module, "Value", "One result of a session: a shape and dtype over a storage.")
+      .def_ro("storage", &Value::storage)
+      .def_ro("aval", &Value::aval)
+      .def_ro("key", &Value::key);
+
+  nb::class_<CompiledCall>(module, "CompiledCall", "A compiled function that obeys.")
+      .def("__init__", &InitCompiledCall, nb::arg("call"), nb::arg("order"), nb::arg("slots"));
+
+  nb::class_<Prepared>(module, "Prepared", "What a primitive on operands of given shapes is.")
+      .def("__init__", &InitPrepared, nb::arg("executable").none(), nb::arg("kernel").none(),
+           nb::arg("spec"), nb::arg("selection"), nb::arg("out_avals"), nb::arg("out_keys"),
+           nb::arg("identity") = false, nb::arg("view") = false)
+      .def_ro("executable", &Prepared::executable)
+      .def_ro("kernel", &Prepared::kernel)
+      .def_ro("out_avals", &Prepared::out_avals)
+      .def_ro("selection", &Prepared::selection);
+
+  module.def("operation_key", &OperationKey, nb::arg("operand_key"), nb::arg("primitive"),
+             nb::arg("operands"), nb::arg("params"), nb::arg("context").none());
+
+  nb::class_<SessionCore, PyEngine>(module, "SessionCore",
+                                    "An engine and what a session holds; runs operations.")
+      .def(nb::init<int64_t, int64_t, const Policy&, double, nb::object, nb::object, nb::tuple,
+                    nb::object, nb::dict, bool>(),
+           nb::arg("capacity_bytes"), nb::arg("alignment_bytes"), nb::arg("policy"),
+           nb::arg("expensive_seconds_per_byte"), nb::arg("pool"), nb::arg("load"),
+           nb::arg("load_arguments"), nb::arg("operand_key"), nb::arg("prepared"), nb::arg("fast"))
+      .def("apply", &SessionCore::Apply, nb::arg("session"), nb::arg("primitive"),
+           nb::arg("operands"), nb::arg("params"))
+      .def("run", &SessionCore::Run, nb::arg("session"), nb::arg("prepared"), nb::arg("operands"))
+      .def("bring", &SessionCore::Bring, nb::arg("session"), nb::arg("storage"))
+      .def("reserve_room", &SessionCore::ReserveRoom, nb::arg("session"), nb::arg("nbytes"))
+      .def("hint", &SessionCore::Hint, nb::arg("storage"))
+      .def("collect", &SessionCore::CollectDead)
+      .def(
+          "make_permanent",
+          [](SessionCore& self, StorageId storage) {
+            self.engine().MakePermanent(storage);
+            self.Drain();
+          },
+          nb::arg("storage"))
+      .def("new_value", &SessionCore::NewValue, nb::arg("storage"), nb::arg("aval").none(),
+           nb::arg("key"))
+      .def("alias", &SessionCore::Alias, nb::arg("storage"), nb::arg("aval"), nb::arg("key"))
+      .def("put", &SessionCore::Put, nb::arg("storage"), nb::arg("array"), nb::arg("key"))
+      .def("holds", &SessionCore::Holds, nb::arg("storage"))
+      .def("array_of", &SessionCore::ArrayOf, nb::arg("session"), nb::arg("storage"),
+           nb::arg("key"))
+      .def("note_outside", &SessionCore::NoteOutside, nb::arg("storage"), nb::arg("nbytes"))
+      .def("is_outside", &SessionCore::IsOutside, nb::arg("storage"))
+      .def("donate", &SessionCore::Donate, nb::arg("storage"))
+      .def("clear", &SessionCore::Clear)
+      .def_ro("outside_bytes", &SessionCore::outside_bytes)
+      .def_ro("peak_outside_bytes", &SessionCore::peak_outside_bytes)
+      .def_rw("workspace_bytes", &SessionCore::workspace_bytes)
+      .def_rw("reserved_bytes", &SessionCore::reserved_bytes)
+      .def_ro("compute_seconds", &SessionCore::compute_seconds)
+      .def_ro("recompute_seconds", &SessionCore::recompute_seconds)
+      .def_ro("consumed", &SessionCore::consumed)
+      .def_rw("interruptible", &SessionCore::interruptible);
+}
+
+}  // namespace coop::python

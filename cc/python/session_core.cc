@@ -1,0 +1,372 @@
+#include "cc/python/session_core.h"
+
+#include <chrono>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/python/engine_bindings.h"
+#include "cc/python/pool_bindings.h"
+
+namespace nb = nanobind;
+
+namespace coop::python {
+namespace {
+
+nb::object Steal(PyObject* object) {
+  if (object == nullptr) nb::raise_python_error();
+  return nb::steal(object);
+}
+
+bool IsValue(nb::handle x) { return Py_TYPE(x.ptr()) == (PyTypeObject*)nb::type<Value>().ptr(); }
+
+// Python scalars that JAX takes as they are; NumPy's are recognised in Python.
+bool IsScalar(nb::handle x) {
+  return PyFloat_CheckExact(x.ptr()) || PyLong_CheckExact(x.ptr()) || PyBool_Check(x.ptr());
+}
+
+class Sequence {
+ public:
+  explicit Sequence(nb::handle items)
+      : owner_(Steal(PySequence_Fast(items.ptr(), "operands must be a list or tuple"))) {}
+  [[nodiscard]] size_t size() const {
+    return static_cast<size_t>(PySequence_Fast_GET_SIZE(owner_.ptr()));
+  }
+  [[nodiscard]] nb::handle operator[](size_t i) const {
+    return PySequence_Fast_GET_ITEM(owner_.ptr(), static_cast<Py_ssize_t>(i));
+  }
+
+ private:
+  nb::object owner_;
+};
+
+}  // namespace
+
+SessionCore::SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
+                         double expensive_seconds_per_byte, nb::object pool, nb::object load,
+                         nb::tuple load_arguments, nb::object operand_key, nb::dict prepared,
+                         bool fast)
+    : PyEngine(capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte, true),
+      pool_(std::move(pool)),
+      load_(std::move(load)),
+      load_arguments_(std::move(load_arguments)),
+      operand_key_(std::move(operand_key)),
+      prepared_(std::move(prepared)),
+      fast_(fast),
+      dead_(std::make_shared<DeadList>()) {}
+
+// --- Running ---
+
+nb::object OperationKey(nb::handle operand_key, nb::handle primitive, nb::handle operands,
+                        nb::handle params, nb::handle context) {
+  const Sequence given(operands);
+  const size_t count = given.size();
+  const nb::object keys = Steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  bool repeated = false;
+  for (size_t i = 0; i < count; ++i) {
+    const nb::handle x = given[i];
+    nb::object key = IsValue(x) ? Steal(PyLong_FromLong(nb::inst_ptr<Value>(x)->key))
+                                : nb::steal(PyObject_CallOneArg(operand_key.ptr(), x.ptr()));
+    if (!key.is_valid()) nb::raise_python_error();
+    PyTuple_SET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i), key.release().ptr());
+    for (size_t j = 0; j < i && !repeated; ++j) repeated = given[j].is(x);
+  }
+  nb::object positions = nb::none();  // where each operand is first seen, if any is repeated
+  if (repeated) {
+    positions = Steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+    for (size_t i = 0; i < count; ++i) {
+      size_t first = 0;
+      while (!given[first].is(given[i])) ++first;
+      PyTuple_SET_ITEM(positions.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromSize_t(first));
+    }
+  }
+  const nb::object items = Steal(PyTuple_New(2 * PyDict_GET_SIZE(params.ptr())));
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t place = 0, next = 0;
+  while (PyDict_Next(params.ptr(), &place, &name, &value)) {
+    PyTuple_SET_ITEM(items.ptr(), next++, Py_NewRef(name));
+    PyTuple_SET_ITEM(items.ptr(), next++, Py_NewRef(value));
+  }
+  return Steal(
+      PyTuple_Pack(5, primitive.ptr(), items.ptr(), keys.ptr(), positions.ptr(), context.ptr()));
+}
+
+nb::object SessionCore::Apply(nb::handle session, nb::handle primitive, nb::handle operands,
+                              nb::handle params) {
+  const nb::object key = OperationKey(operand_key_, primitive, operands, params, nb::none());
+  PyObject* const found = PyDict_GetItemWithError(prepared_.ptr(), key.ptr());
+  if (found == nullptr) {
+    if (PyErr_Occurred() == nullptr) return nb::none();
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) nb::raise_python_error();
+    PyErr_Clear();  // a parameter without hash: the session has another way
+    return nb::none();
+  }
+  if (found == Py_None) return nb::none();
+  const nb::object owner = nb::borrow(found);  // the cache may be emptied meanwhile
+  return Run(session, owner, operands);
+}
+
+nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle operands) {
+  Prepared& prepared = *nb::inst_ptr<Prepared>(owner);
+  if (prepared.identity || prepared.view) {
+    nb::object result = WithoutRunning(prepared, Sequence(operands)[0]);
+    if (result.is_valid()) return result;
+  }
+  if (interruptible && !consumed) session.attr("_on_step")();
+  std::vector<nb::object> made = ReadOperands(session, prepared, operands);
+  CollectDead();
+  MakeRoom(session, prepared);
+  const OperationId operation = Submit(session, owner);
+  made.clear();
+  try {
+    CarryOut(session);
+  } catch (...) {
+    engine().Forget(operation);
+    Drain();
+    recipes_[static_cast<size_t>(operation)].reset();
+    throw;
+  }
+  const Sequence avals(prepared.out_avals);
+  nb::list results;
+  for (size_t k = 0; k < outputs_.size(); ++k) {
+    const OutputSpec& output = prepared.spec.outputs[k];
+    if (output.outside) NoteOutside(outputs_[k], output.bytes);
+    results.append(NewValue(outputs_[k], avals[k], prepared.out_keys[k]));
+  }
+  Drain();
+  return results;
+}
+
+nb::object SessionCore::WithoutRunning(const Prepared& prepared, nb::handle first) {
+  if (!IsValue(first)) return {};
+  const Value& value = *nb::inst_ptr<Value>(first);
+  if (!prepared.identity && IsOutside(value.storage)) return {};
+  const nb::handle aval = PyTuple_GET_ITEM(prepared.out_avals.ptr(), 0);
+  nb::list results;
+  if (prepared.identity && value.aval.is(aval)) {
+    results.append(first);
+  } else {
+    results.append(Alias(value.storage, aval, prepared.out_keys[0]));
+  }
+  return results;
+}
+
+std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prepared& prepared,
+                                                  nb::handle operands) {
+  const Sequence given(operands);
+  std::vector<nb::object> made;
+  refs_.clear();
+  inputs_.clear();
+  for (const int32_t position : prepared.selection) {
+    const nb::handle x = given[static_cast<size_t>(position)];
+    nb::handle value = x;
+    if (!IsValue(x) && !IsScalar(x)) {
+      nb::object own = session.attr("_on_operand")(x);
+      if (!own.is_none()) value = made.emplace_back(std::move(own));
+    }
+    if (IsValue(value)) {
+      const Value& operand = *nb::inst_ptr<Value>(value);
+      refs_.push_back({operand.storage, operand.key, {}});
+      inputs_.push_back(operand.storage);
+    } else {
+      refs_.push_back({kNone, -1, nb::borrow(x)});
+    }
+  }
+  return made;
+}
+
+OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
+  Prepared& prepared = *nb::inst_ptr<Prepared>(owner);
+  const OperationId operation = engine().AddOperation(
+      inputs_, prepared.spec.outputs, prepared.spec.cost_seconds, prepared.spec.recomputable);
+  engine().OutputsOf(operation, &outputs_);
+  bool fits = false;
+  try {
+    fits = engine().Run(operation);
+  } catch (...) {
+    engine().Forget(operation);
+    Drain();
+    throw;
+  }
+  if (!fits) {
+    const Failure failure = engine().failure();
+    engine().Forget(operation);
+    Drain();
+    session.attr("_on_no_space")(owner, FailureDict(failure));
+    throw std::logic_error("invariant: _on_no_space raises");
+  }
+  auto recipe = std::make_unique<Recipe>();
+  recipe->prepared = &prepared;
+  recipe->owner = nb::borrow(owner);
+  recipe->refs.swap(refs_);
+  recipe->outputs = outputs_;
+  const auto index = static_cast<size_t>(operation);
+  if (recipes_.size() <= index) recipes_.resize(index + 1);
+  recipes_[index] = std::move(recipe);
+  return operation;
+}
+
+void SessionCore::MakeRoom(nb::handle session, Prepared& prepared) {
+  if (prepared.call == nullptr && !prepared.executable.is_none()) {
+    // An output that XLA declines to place counts as workspace from its first launch on.
+    prepared.workspace_bytes = nb::cast<int64_t>(prepared.executable.attr("workspace_bytes"));
+    const nb::object obedient = prepared.executable.attr("obedient_call");
+    if (!obedient.is_none()) prepared.call = nb::inst_ptr<CompiledCall>(obedient);
+  }
+  if (prepared.workspace_bytes > workspace_bytes ||
+      outside_bytes + workspace_bytes > reserved_bytes) {
+    session.attr("_on_room_needed")(prepared.workspace_bytes);
+  }
+}
+
+void SessionCore::CarryOut(nb::handle session) {
+  // Copied: the engine's lists are those of its last transaction, and a launch may run anything.
+  actions_ = engine().actions();
+  placements_ = engine().placements();
+  size_t done = 0;
+  try {
+    for (; done < actions_.size(); ++done) {
+      const Action& action = actions_[done];
+      if (action.kind == ActionKind::kRun) {
+        Launch(session, *recipes_[static_cast<size_t>(action.id)],
+               placements_.data() + action.first_placement, action.recompute);
+      } else {
+        Drop(action.id);
+      }
+    }
+  } catch (...) {
+    const size_t counted = engine().Abort(done);
+    for (; done < counted; ++done) Drop(actions_[done].id);
+    throw;
+  }
+}
+
+void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* placements,
+                         bool recompute) {
+  Prepared& prepared = *recipe.prepared;
+  std::vector<nb::object> operands;
+  operands.reserve(recipe.refs.size());
+  for (const Ref& ref : recipe.refs) {
+    operands.push_back(ref.storage == kNone ? ref.scalar : ArrayOf(session, ref.storage, ref.key));
+  }
+  const size_t count = recipe.outputs.size();
+  bool in_place = false;
+  for (size_t k = 0; k < count; ++k) in_place |= placements[k].in_place_input != kNone;
+  nb::object results;
+  if (fast_ && prepared.call != nullptr && !in_place) {
+    results = LaunchFast(*prepared.call, placements, &operands, recompute);
+  } else {
+    nb::list places, arrays;
+    for (size_t k = 0; k < count; ++k) {
+      places.append(nb::make_tuple(recipe.outputs[k], placements[k].storage, placements[k].offset,
+                                   placements[k].in_place_input));
+    }
+    for (nb::object& operand : operands) arrays.append(std::move(operand));
+    operands.clear();
+    results = session.attr("_on_launch")(recipe.owner, places, arrays, recompute);
+  }
+  // Results come by number from the session, and in the executable's order from the call itself.
+  const bool ordered = fast_ && prepared.call != nullptr && !in_place;
+  const Sequence arrays(results);
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const size_t k = ordered ? static_cast<size_t>(prepared.call->order[i]) : i;
+    // A recomputation may make only some of its outputs anew: the others are scratch, or, outside
+    // the pool, still there.
+    const StorageId storage = recompute ? placements[k].storage : recipe.outputs[k];
+    if (storage == kNone || (recompute && placements[k].offset < 0 && Holds(storage))) continue;
+    Put(storage, nb::borrow(arrays[i]), prepared.out_keys[k]);
+  }
+  if (!in_place) return;
+  size_t position = 0;
+  std::vector<StorageId> inputs;
+  for (const Ref& ref : recipe.refs) {
+    if (ref.storage != kNone) inputs.push_back(ref.storage);
+  }
+  for (; position < count; ++position) {
+    const int32_t taken = placements[position].in_place_input;
+    if (taken != kNone) Drop(inputs[static_cast<size_t>(taken)]);
+  }
+}
+
+nb::object SessionCore::LaunchFast(const CompiledCall& call, const Placement* placements,
+                                   std::vector<nb::object>* operands, bool recompute) {
+  const auto begin = std::chrono::steady_clock::now();
+  PoolMemory& memory = MemoryOf(pool_);
+  std::vector<nb::object> arguments;
+  std::vector<PyObject*> pointers;
+  arguments.reserve(call.slots.size() + operands->size());
+  const size_t extra = load_arguments_.size();
+  PyObject* load[8];
+  for (const auto& [result, spec] : call.slots) {
+    const nb::object capsule = MakeCapsule(memory.NewUncounted(
+        placements[result].offset, *nb::inst_ptr<SlotSpec>(spec), /*write=*/true));
+    load[0] = capsule.ptr();
+    for (size_t i = 0; i < extra; ++i) {
+      load[i + 1] = PyTuple_GET_ITEM(load_arguments_.ptr(), static_cast<Py_ssize_t>(i));
+    }
+    arguments.push_back(Steal(PyObject_Vectorcall(load_.ptr(), load, extra + 1, nullptr)));
+  }
+  for (nb::object& operand : *operands) arguments.push_back(std::move(operand));
+  operands->clear();
+  pointers.reserve(arguments.size());
+  for (const nb::object& argument : arguments) pointers.push_back(argument.ptr());
+  nb::object results =
+      Steal(PyObject_Vectorcall(call.call.ptr(), pointers.data(), pointers.size(), nullptr));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  (recompute ? recompute_seconds : compute_seconds) += seconds.count();
+  return results;
+}
+
+void SessionCore::Bring(nb::handle session, StorageId storage) {
+  if (Holds(storage)) return;
+  CollectDead();
+  if (!engine().Materialize(storage)) {
+    session.attr("_on_no_space")(nb::none(), FailureDict(engine().failure()));
+    throw std::logic_error("invariant: _on_no_space raises");
+  }
+  try {
+    CarryOut(session);
+  } catch (...) {
+    Drain();
+    throw;
+  }
+  Drain();
+}
+
+bool SessionCore::ReserveRoom(nb::handle session, int64_t bytes) {
+  if (!engine().Reserve(bytes)) return false;
+  CarryOut(session);
+  Drain();
+  reserved_bytes = bytes;
+  return true;
+}
+
+void SessionCore::Hint(StorageId storage) {
+  if (++HeldOf(storage).hints < engine().RefsOf(storage)) return;  // a view of it may be read
+  CollectDead();
+  if (engine().Discard(storage)) Drain();
+}
+
+void SessionCore::CollectDead() {
+  if (dead_->empty()) return;
+  const DeadList dead = std::exchange(*dead_, {});
+  for (const StorageId storage : dead) engine().Release(storage);
+  Drain();
+}
+
+void SessionCore::Drain() {
+  if (engine().freed().empty() && engine().retired().empty()) return;
+  const std::vector<StorageId> freed = engine().freed();
+  const std::vector<OperationId> retired = engine().retired();
+  engine().ClearFreed();
+  for (const StorageId storage : freed) Drop(storage);
+  for (const OperationId operation : retired) {
+    if (static_cast<size_t>(operation) < recipes_.size()) {
+      recipes_[static_cast<size_t>(operation)].reset();
+    }
+  }
+}
+
+}  // namespace coop::python

@@ -1,0 +1,190 @@
+// What a session does for every operation: from operands to results without Python in between.
+//
+// Purpose: the eager front end runs an operation at a time, so what each one costs is what it
+// costs. Model. A Value is a handle of one result: a shape and dtype (`key`, see
+// coop_jax/_src/values.py)
+//   over a storage; it holds one reference in the engine. Prepared says what a primitive on such
+//   operands is; CompiledCall is a compiled form of it that was seen to write where it is told. Run
+//   asks the engine, carries out what it answers (evictions, recomputations), launches, and keeps
+//   the arrays. Whatever is not of every day goes to the Python session that is passed along: first
+//   launches, views, making room, errors (methods whose names begin with _on).
+// Invariants: an array is held for a storage exactly while that is resident; when an operation
+//   raises, the engine has been told how far its actions were carried out, and holds none of it.
+// Lifetime: Values may outlive the session; they only note their storage in a shared list.
+// Thread rule: under the interpreter lock, one session at a time. Complexity: O(operands + results)
+//   beyond the engine and the launch.
+// Source: paper section 4 (the executor in the host framework).
+
+#ifndef COOP_PYTHON_SESSION_CORE_H_
+#define COOP_PYTHON_SESSION_CORE_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "cc/python/pool_memory.h"
+#include "cc/python/py_engine.h"
+
+namespace coop::python {
+
+// Storages whose last Value is gone, in that order; the session releases them before it goes on.
+using DeadList = std::vector<StorageId>;
+
+struct Value {
+  Value(std::shared_ptr<DeadList> dead_list, StorageId id, nanobind::object abstract, int32_t shape)
+      : dead(std::move(dead_list)), storage(id), aval(std::move(abstract)), key(shape) {}
+  Value(const Value&) = delete;
+  Value& operator=(const Value&) = delete;
+  // Only noted: this may run in the middle of anything, even of an engine call.
+  ~Value() { dead->push_back(storage); }
+
+  std::shared_ptr<DeadList> dead;
+  StorageId storage;
+  nanobind::object aval;
+  int32_t key;  // of shape and dtype
+};
+
+// A compiled function that obeys: call(*slots, *operands) -> results in `order`.
+struct CompiledCall {
+  nanobind::object call;
+  std::vector<int32_t> order;                               // result numbers as they are returned
+  std::vector<std::pair<int32_t, nanobind::object>> slots;  // (result, SlotSpec)
+};
+
+struct Prepared {
+  nanobind::object executable;  // None until something must be run
+  nanobind::object kernel;
+  nanobind::object out_avals;  // a tuple
+  bool identity = false;       // the result is the first operand
+  bool view = false;           // the result is a view of the first operand, if that is in the pool
+  OperationSpec spec;
+  std::vector<int32_t> selection;  // which operands the kernel takes, in its order
+  std::vector<int32_t> out_keys;
+
+  const CompiledCall* call = nullptr;  // kept alive by `executable`
+  int64_t workspace_bytes = 0;         // final once `call` is set
+};
+
+// What an operation is looked up by: (primitive, parameters, keys of the operands, which of them
+// are the same, context). `operand_key` answers for operands that are no Values.
+[[nodiscard]] nanobind::object OperationKey(nanobind::handle operand_key,
+                                            nanobind::handle primitive, nanobind::handle operands,
+                                            nanobind::handle params, nanobind::handle context);
+
+class SessionCore : public PyEngine {
+ public:
+  // `load`: called with a capsule and `load_arguments`, imports it. `operand_key`: a hashable of an
+  // operand that is no Value. `prepared`: operations by OperationKey. `fast`: whether launches may
+  // bypass the session.
+  SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
+              double expensive_seconds_per_byte, nanobind::object pool, nanobind::object load,
+              nanobind::tuple load_arguments, nanobind::object operand_key, nanobind::dict prepared,
+              bool fast);
+
+  // --- Running ---
+
+  // As Run, after looking up what is prepared; None if nothing is.
+  nanobind::object Apply(nanobind::handle session, nanobind::handle primitive,
+                         nanobind::handle operands, nanobind::handle params);
+  // A list of Values. `owner` is a Prepared.
+  nanobind::object Run(nanobind::handle session, nanobind::handle owner, nanobind::handle operands);
+  // Brings a storage back. The session's _on_no_space raises where there is no room.
+  void Bring(nanobind::handle session, StorageId storage);
+  // False where there is no room (see the engine's failure).
+  bool ReserveRoom(nanobind::handle session, int64_t bytes);
+  // Most likely nothing reads the storage again: once for each of its values, then its memory goes.
+  void Hint(StorageId storage);
+  // Releases storages whose Values are gone.
+  void CollectDead();
+  // Lets go of storages and recipes that the engine no longer has.
+  void Drain();
+
+  // --- Values and what is held ---
+
+  [[nodiscard]] nanobind::object NewValue(StorageId storage, nanobind::handle aval, int32_t key);
+  // Another value over the same storage.
+  [[nodiscard]] nanobind::object Alias(StorageId storage, nanobind::handle aval, int32_t key);
+  void Put(StorageId storage, nanobind::object array, int32_t key);
+  [[nodiscard]] bool Holds(StorageId storage) const;
+  [[nodiscard]] nanobind::object ArrayOf(nanobind::handle session, StorageId storage, int32_t key);
+  void NoteOutside(StorageId storage, int64_t bytes);
+  [[nodiscard]] bool IsOutside(StorageId storage) const;
+  // The array is the caller's and is deleted when it is dropped.
+  void Donate(StorageId storage) { donated_.insert(storage); }
+  void Drop(StorageId storage);
+  void Clear();
+
+  int64_t outside_bytes = 0;
+  int64_t peak_outside_bytes = 0;
+  int64_t workspace_bytes = 0;  // kept free now
+  int64_t reserved_bytes = 0;   // of the pool, for what is outside it and workspace
+  double compute_seconds = 0;   // of launches that bypassed the session
+  double recompute_seconds = 0;
+  bool consumed = false;       // whether a donated array is gone: the call has to finish
+  bool interruptible = false;  // whether _on_step is called before each operation
+
+ private:
+  // An operand in a recipe: a storage seen as a shape and dtype, or a scalar given as it is.
+  struct Ref {
+    StorageId storage = kNone;
+    int32_t key = -1;
+    nanobind::object scalar;
+  };
+  struct Recipe {
+    Prepared* prepared = nullptr;  // kept alive by `owner`
+    nanobind::object owner;
+    std::vector<Ref> refs;
+    std::vector<StorageId> outputs;
+  };
+  struct Held {
+    nanobind::object array;
+    int32_t key = -1;
+    int32_t hints = 0;
+    int64_t outside_bytes = -1;  // -1: in the pool
+  };
+
+  // The result where nothing has to run, invalid where something has.
+  nanobind::object WithoutRunning(const Prepared& prepared, nanobind::handle first);
+  // Fills refs_ and inputs_; values made for it must live until the engine has the operation.
+  std::vector<nanobind::object> ReadOperands(nanobind::handle session, const Prepared& prepared,
+                                             nanobind::handle operands);
+  void MakeRoom(nanobind::handle session, Prepared& prepared);
+  // Adds the operation and has the engine plan it; raises where there is no room.
+  OperationId Submit(nanobind::handle session, nanobind::handle owner);
+  // Carries out the last transaction; what was not is taken back if something raises.
+  void CarryOut(nanobind::handle session);
+  void Launch(nanobind::handle session, Recipe& recipe, const Placement* placements,
+              bool recompute);
+  nanobind::object LaunchFast(const CompiledCall& call, const Placement* placements,
+                              std::vector<nanobind::object>* operands, bool recompute);
+  Held& HeldOf(StorageId storage);
+
+  nanobind::object pool_;
+  nanobind::object load_;
+  nanobind::tuple load_arguments_;
+  nanobind::object operand_key_;
+  nanobind::dict prepared_;
+  bool fast_;
+  std::shared_ptr<DeadList> dead_;
+  std::vector<Held> held_;
+  std::vector<std::unique_ptr<Recipe>> recipes_;
+  std::unordered_map<StorageId, std::vector<std::pair<int32_t, nanobind::object>>> views_;
+  std::unordered_set<StorageId> donated_;
+  // Reused by each Run; nothing that Run calls runs another operation of this session.
+  std::vector<Ref> refs_;
+  std::vector<StorageId> inputs_;
+  std::vector<StorageId> outputs_;
+  std::vector<Action> actions_;
+  std::vector<Placement> placements_;
+};
+
+void BindSession(nanobind::module_& module);
+
+}  // namespace coop::python
+
+#endif  // COOP_PYTHON_SESSION_CORE_H_

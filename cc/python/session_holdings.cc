@@ -1,0 +1,98 @@
+// What a session holds: values, the array of each resident storage, views of it, what lies outside.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+
+#include "cc/python/pool_bindings.h"
+#include "cc/python/session_core.h"
+
+namespace nb = nanobind;
+
+namespace coop::python {
+namespace {
+
+// What lies outside the pool is counted in multiples of this.
+constexpr int64_t kOutsideAlignment = 64;
+
+}  // namespace
+
+nb::object SessionCore::NewValue(StorageId storage, nb::handle aval, int32_t key) {
+  nb::object value = nb::inst_alloc(nb::type<Value>());
+  new (nb::inst_ptr<Value>(value)) Value(dead_, storage, nb::borrow(aval), key);
+  nb::inst_mark_ready(value);
+  return value;
+}
+
+nb::object SessionCore::Alias(StorageId storage, nb::handle aval, int32_t key) {
+  engine().Retain(storage);
+  return NewValue(storage, aval, key);
+}
+
+SessionCore::Held& SessionCore::HeldOf(StorageId storage) {
+  if (held_.size() <= static_cast<size_t>(storage)) held_.resize(static_cast<size_t>(storage) + 1);
+  return held_[static_cast<size_t>(storage)];
+}
+
+void SessionCore::Put(StorageId storage, nb::object array, int32_t key) {
+  Held& held = HeldOf(storage);
+  held.array = std::move(array);
+  held.key = key;
+}
+
+bool SessionCore::Holds(StorageId storage) const {
+  return static_cast<size_t>(storage) < held_.size() &&
+         held_[static_cast<size_t>(storage)].array.is_valid();
+}
+
+nb::object SessionCore::ArrayOf(nb::handle session, StorageId storage, int32_t key) {
+  if (!Holds(storage)) throw std::logic_error("invariant: what an operation reads is held");
+  const Held& held = held_[static_cast<size_t>(storage)];
+  if (held.key == key) return held.array;
+  auto& views = views_[storage];
+  for (const auto& [known, view] : views) {
+    if (known == key) return view;
+  }
+  nb::object view = session.attr("_on_view")(held.array, key);
+  views_[storage].emplace_back(key, view);
+  return view;
+}
+
+void SessionCore::NoteOutside(StorageId storage, int64_t bytes) {
+  Held& held = HeldOf(storage);
+  if (held.outside_bytes >= 0) return;
+  held.outside_bytes = (bytes + kOutsideAlignment - 1) / kOutsideAlignment * kOutsideAlignment;
+  outside_bytes += held.outside_bytes;
+  peak_outside_bytes = std::max(peak_outside_bytes, outside_bytes);
+}
+
+bool SessionCore::IsOutside(StorageId storage) const {
+  return static_cast<size_t>(storage) < held_.size() &&
+         held_[static_cast<size_t>(storage)].outside_bytes >= 0;
+}
+
+void SessionCore::Drop(StorageId storage) {
+  if (static_cast<size_t>(storage) >= held_.size()) return;
+  if (!views_.empty()) views_.erase(storage);
+  Held& held = held_[static_cast<size_t>(storage)];
+  const nb::object array = std::move(held.array);
+  if (held.outside_bytes >= 0) outside_bytes -= held.outside_bytes;
+  held = Held{};
+  if (donated_.empty() || donated_.erase(storage) == 0 || !array.is_valid()) return;
+  consumed = true;
+  PoolMemory& memory = MemoryOf(pool_);
+  memory.Reclaim(memory.OffsetOf(nb::cast<uint64_t>(array.attr("unsafe_buffer_pointer")())));
+  array.attr("delete")();
+}
+
+void SessionCore::Clear() {
+  views_.clear();
+  held_.clear();
+  recipes_.clear();
+  donated_.clear();
+  dead_->clear();
+}
+
+}  // namespace coop::python
