@@ -7,6 +7,9 @@ dtype, first with first, so the outputs are ordered: slots, then in-place ones, 
 Where XLA must not be given slots (see `placement`), it allocates every output, and an `Executable`
 copies those that have a slot into it; it takes the same arguments and returns the same.
 
+Typed random keys are handled as their data: an executable takes and returns arrays of uint32, and
+the keys exist only inside the compiled code.
+
 Invariants: equal keys compute equal bits; an executable is compiled once per process and device.
 Thread rule: the cache may be used from several threads; compilation is serialised.
 """
@@ -21,7 +24,7 @@ from typing import Any
 import jax
 
 from coop_jax._src import costs, placement, primitives
-from coop_jax._src.compat import ffi, jaxprs
+from coop_jax._src.compat import arrays, ffi, jaxprs
 from coop_jax._src.equations import Equation, KernelBuilder
 from coop_jax._src.placement import Placement
 
@@ -44,6 +47,7 @@ class Kernel:
     __slots__ = (
         "_equations",
         "_executables",
+        "_keys",
         "_outputs",
         "cost_seconds",
         "flops",
@@ -71,6 +75,7 @@ class Kernel:
         self._outputs = tuple(outputs)
         self.in_avals = tuple(in_avals)
         self.out_avals = tuple(out_avals)
+        self._keys = tuple(n for n, a in enumerate(self.in_avals) if arrays.is_keys(a.dtype))
         self.recomputable = all(
             primitives.is_recomputable(e.primitive, e.params, e.effects) for e in equations
         )
@@ -117,6 +122,8 @@ class Kernel:
     def __call__(self, *operands: Any) -> list[Any]:
         """Computes the kernel with JAX, under whatever trace is current."""
         values: dict[int, Any] = dict(enumerate(operands))
+        for n in self._keys:
+            values[n] = arrays.as_keys(values[n], self.in_avals[n])
         for e in self._equations:
             ins = [values[x] if isinstance(x, int) else x.value for x in e.operands]
             results = jaxprs.bind(e.primitive, e.params, e.context, ins)
@@ -186,13 +193,14 @@ class Executable:
 
         def run(*arguments: Any) -> list[Any]:
             results = kernel(*arguments[slots:])
-            return [results[k] for k in order]
+            return [arrays.as_stored(results[k]) for k in order]
 
         donated = (*range(slots), *(slots + operand for operand, _ in in_place)) if donates else ()
         sharding = jax.sharding.SingleDeviceSharding(device)
         jitted = jax.jit(run, donate_argnums=donated, keep_unused=True, in_shardings=sharding)
-        specs = [_spec(kernel.out_avals[k]) for k in slot_results[:slots]] + [
-            _spec(aval) for aval in kernel.in_avals
+        specs = [
+            _spec(arrays.stored_aval(aval))
+            for aval in (*(kernel.out_avals[k] for k in slot_results[:slots]), *kernel.in_avals)
         ]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")

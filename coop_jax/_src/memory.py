@@ -67,7 +67,8 @@ class PoolMemory:
         if found is None:
             kind = arrays.dlpack_type(aval.dtype)
             assert kind is not None, f"invariant: values of {aval.dtype} stay outside the pool"
-            found = self._specs[key] = _core.SlotSpec(aval.shape, *kind)
+            shape = arrays.stored_aval(aval).shape
+            found = self._specs[key] = _core.SlotSpec(shape, *kind)
         return found
 
     def slot(self, offset: int, spec: _core.SlotSpec) -> jax.Array:
@@ -93,6 +94,7 @@ class PoolMemory:
 
     def offset_of(self, value: Any) -> int:
         """The offset of an array in the pool, -1 for anything else."""
+        value = arrays.stored(value)
         if not isinstance(value, jax.Array) or not hasattr(value, "unsafe_buffer_pointer"):
             return -1
         return self.pool.offset_of(arrays.address_of(value))

@@ -102,11 +102,11 @@ def build_program(
     origin_done = _completed_origins(in_place.origin, storage_of, outputs)
 
     def outside(storage: int, aval: Any) -> bool:
+        if not flattener.can_lie_in_pool(aval):
+            return True
         if storage in in_place.origin and in_place.origin[storage] in origin_done:
             return False
-        if costs.nbytes(aval) <= SMALL_BYTES or storage in flattener.fixed_outside:
-            return True
-        return not flattener.can_lie_in_pool(aval)
+        return costs.nbytes(aval) <= SMALL_BYTES or storage in flattener.fixed_outside
 
     members: dict[int, list[int]] = {}
     for value, storage in enumerate(storage_of):

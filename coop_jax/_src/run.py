@@ -186,7 +186,7 @@ class BudgetedFunction(Generic[P, R]):
         program: Program | None
         try:
             program = build_program(jaxpr, constants, donated, cache)
-            constants = [c for _, c in program.constants]
+            constants = [arrays.stored(c) for _, c in program.constants]
         except DynamicControlFlow:
             program = None
         return Signature(
@@ -274,8 +274,11 @@ class BudgetedFunction(Generic[P, R]):
             values = session.take([session.as_value(x) for x in results])
         finally:
             session.close()
+        returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}
         for x, donated in zip(inputs, signature.donated, strict=True):
-            if donated and not x.is_deleted():
+            if not donated or x.is_deleted():
+                continue
+            if not x.size or arrays.address_of(arrays.stored(x)) not in returned:
                 x.delete()
         return values
 
@@ -288,6 +291,7 @@ class BudgetedFunction(Generic[P, R]):
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
         memory = runtime.memory()
+        inputs = [arrays.stored(x) for x in inputs]
         residency = residency_of(runtime, program, inputs)
         plan = signature.plans.get(residency)
         if plan is None:

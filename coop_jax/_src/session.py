@@ -126,6 +126,7 @@ class Session:
         if x.is_deleted():
             raise RuntimeError(f"an array of shape {x.shape} that the function reads was deleted")
         arrays.wait(x)
+        x = arrays.stored(x)
         return arrays.with_aval(
             x, weak_type=False, committed=arrays.is_committed(x), shape=x.shape, dtype=x.dtype
         )
@@ -151,8 +152,10 @@ class Session:
         core.bring(self, value.storage)
         array = core.array_of(self, value.storage, value.key)
         if core.is_outside(value.storage):
-            return array if isinstance(array, jax.Array) else jnp.asarray(array)
-        return jnp.array(np.asarray(array), copy=True)
+            copied = array if isinstance(array, jax.Array) else jnp.asarray(array)
+        else:
+            copied = jnp.array(np.asarray(array), copy=True)
+        return arrays.as_user_sees(copied, value.aval)
 
     def release_hint(self, value: Value) -> None:
         """The value is most likely not read again: its memory goes, its recipe stays."""

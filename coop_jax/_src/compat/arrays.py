@@ -18,22 +18,66 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import jaxlib_extension_version as _jaxlib_extension_version
+from jax._src.random import prng as _prng
 from jaxlib import _jax
 
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_BFLOAT16 = np.dtype(jax.numpy.bfloat16)
+_NAMED_DLPACK = {  # (type code, bits) of dtypes that NumPy has no kind for
+    "bfloat16": (4, 16),
+    "float8_e3m4": (7, 8),
+    "float8_e4m3": (8, 8),
+    "float8_e4m3b11fnuz": (9, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+}
 
 
 def dlpack_type(dtype: Any) -> tuple[int, int] | None:
-    """The DLPack (type code, bits) of a dtype, None where views of it cannot be imported."""
+    """The DLPack (type code, bits) of a dtype, None where views of it cannot be imported.
+
+    That of typed random keys is their data's. Types of fewer than 8 bits have none: DLPack packs
+    them in a way of its own, or not at all.
+    """
+    if is_keys(dtype):
+        return _DLPACK_CODES["u"], 32
     if _dtypes.issubdtype(dtype, _dtypes.extended):
         return None
     dtype = np.dtype(dtype)
-    if dtype == _BFLOAT16:
-        return 4, 16
+    if dtype.name in _NAMED_DLPACK:
+        return _NAMED_DLPACK[dtype.name]
     if dtype.kind not in _DLPACK_CODES or (dtype.kind == "b" and dtype.itemsize != 1):
         return None
     return _DLPACK_CODES[dtype.kind], 8 * dtype.itemsize
+
+
+def is_keys(dtype: Any) -> bool:
+    """Whether this is the dtype of typed random keys."""
+    return bool(_dtypes.issubdtype(dtype, _dtypes.prng_key))
+
+
+def stored_aval(aval: Any) -> Any:
+    """The shape and dtype of the memory of a value: for typed random keys that of their data."""
+    return _core.physical_aval(aval) if is_keys(aval.dtype) else aval
+
+
+def stored(value: Any) -> Any:
+    """The array that holds the data of typed random keys; anything else as it is."""
+    return value._base_array if isinstance(value, _prng.PRNGKeyArray) else value
+
+
+def as_keys(value: Any, aval: Any) -> Any:
+    """The operand of an operation that reads typed random keys, given their data or them."""
+    if value.dtype == aval.dtype:
+        return value
+    return _prng.random_wrap(value, impl=aval.dtype._impl)
+
+
+def as_stored(value: Any) -> Any:
+    """The data of typed random keys, inside an operation; anything else as it is."""
+    return _prng.random_unwrap(value) if is_keys(value.dtype) else value
 
 
 def importer(device: jax.Device) -> tuple[Callable[..., jax.Array], tuple[Any, ...]]:
@@ -113,11 +157,33 @@ def replace_buffer(target: jax.Array, source: jax.Array) -> None:
 def with_aval(
     value: jax.Array, *, weak_type: bool, committed: bool, shape: tuple[int, ...], dtype: Any
 ) -> jax.Array:
-    """The same memory as a new array object with this weak type and commitment."""
-    if isinstance(value, jax.Array) and not isinstance(value, _array.ArrayImpl):
-        return value  # typed random keys: never weak
+    """The same memory as a new array object with this weak type and commitment.
+
+    `dtype` may be that of typed random keys, for an array of their data.
+    """
+    if is_keys(dtype):
+        data = stored(value)
+        base = with_aval(
+            data, weak_type=False, committed=committed, shape=data.shape, dtype=data.dtype
+        )
+        keys: jax.Array = _prng.PRNGKeyArray(dtype._impl, base)
+        return keys
     aval = _core.ShapedArray(shape, dtype, weak_type=weak_type)
+    assert isinstance(value, _array.ArrayImpl)
     return _array.ArrayImpl(aval, value.sharding, [value], committed=committed, _skip_checks=True)
+
+
+def as_user_sees(value: jax.Array, aval: Any) -> jax.Array:
+    """Typed random keys for an array of their data; any other array as it is."""
+    if not is_keys(aval.dtype):
+        return value
+    return with_aval(
+        value,
+        weak_type=False,
+        committed=is_committed(stored(value)),
+        shape=aval.shape,
+        dtype=aval.dtype,
+    )
 
 
 def is_committed(value: jax.Array) -> bool:
@@ -160,6 +226,7 @@ def drop_numpy_view(value: jax.Array) -> bool:
 
     XLA does not write over memory that a NumPy view shares: it copies instead.
     """
+    value = stored(value)
     view = getattr(value, "_npy_value", None)
     if view is None:
         return True
