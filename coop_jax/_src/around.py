@@ -20,7 +20,8 @@ import jax
 from coop_jax._src import primitives
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.compat import transforms as compat
-from coop_jax._src.signatures import flatten_arguments, leaf_key
+from coop_jax._src.errors import BudgetExceededError
+from coop_jax._src.signatures import flat_function, flatten_arguments, leaf_key
 from coop_jax._src.transforms import STAGED, BudgetedCall, Fits, Flat
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def call_run(
     key = (tree, static, tuple(map(leaf_key, leaves)), compat.mapped_axes())
     known = owner._calls.get(key)
     if known is None:
-        flat, out_tree = owner._flat(static, tree)
+        flat, out_tree = flat_function(owner._fn, static, tree)
         jaxpr, constants = jaxprs.trace(flat, leaves)
         call, closed = _call_of(owner, jaxpr, constants)
         known = call, closed, out_tree()
@@ -122,8 +123,17 @@ class EagerFrontEnd:
     def budgeted(self, fn: Flat, donate: int, needed: Callable[[], int] | None) -> Flat:
         """An eager function; results beyond the `needed` are left out where they do not fit."""
         del donate
-        sibling = self._sibling(fn, None)
-        return lambda *operands: sibling._call_flat(operands, needed)
+        sibling, owner = self._sibling(fn, None), self._owner
+
+        def run(*operands: Any) -> list[Any]:
+            try:
+                return sibling._call_flat(operands, needed)  # type: ignore[no-any-return]
+            except BudgetExceededError:
+                if not owner.runtime.drop_residuals():
+                    raise
+                return sibling._call_flat(operands, needed)  # type: ignore[no-any-return]
+
+        return run
 
     def _sibling(self, fn: Flat, budget: int | float | None) -> Any:
         owner = self._owner
@@ -155,16 +165,17 @@ def call_eager(
         return owner._fn(*args, **kwargs)
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
     is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
+    fixed = [None if a else x for a, x in zip(is_array, leaves, strict=True)]
     structure: Any = None
     others: list[Any] = []
 
     def fn(*operands: Any) -> list[Any]:
         nonlocal structure, others
         given = iter(operands)
-        full = [next(given) if a else x for a, x in zip(is_array, leaves, strict=True)]
+        full = [next(given) if a else x for a, x in zip(is_array, fixed, strict=True)]
         positional, named = jax.tree_util.tree_unflatten(tree, full)
         results, structure = jax.tree_util.tree_flatten(owner._fn(*positional, **named))
-        others = [_Result if isinstance(x, (jax.Array, float, complex)) else x for x in results]
+        others = [_Result if isinstance(x, jax.Array) else x for x in results]
         return [x for x, other in zip(results, others, strict=True) if other is _Result]
 
     operands = [x for a, x in zip(is_array, leaves, strict=True) if a]

@@ -287,6 +287,10 @@ class _Linear(_Second):
         return _Second(split.again(asked), memo, quick)
 
 
+compat.weakly_cached(_Second)
+compat.weakly_cached(_Linear)
+
+
 def linearize(split: Split, operands: Sequence[Any]) -> tuple[list[Any], list[bool], Any]:
     """Runs the first part; gives the results, which have tangents, and the second part."""
     memo = None

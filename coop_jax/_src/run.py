@@ -34,6 +34,7 @@ from coop_jax._src.signatures import (
     delete_donated,
     engine_program_of,
     exceeded,
+    flat_function,
     flatten_arguments,
     leaf_key,
     residency_of,
@@ -161,25 +162,10 @@ class BudgetedFunction(Generic[P, R]):
             outputs = self._run(runtime, signature, leaves, interrupts)
         return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
 
-    def _flat(self, static: Any, tree: Any) -> tuple[Callable[..., list[Any]], Callable[[], Any]]:
-        """The function of leaves, and the tree of its results once it was traced."""
-        out_tree = None
-
-        def flat(*flat_leaves: Any) -> list[Any]:
-            nonlocal out_tree
-            dynamic, named = jax.tree_util.tree_unflatten(tree, flat_leaves)
-            positional = list(dynamic)
-            for position, value in static:
-                positional[position] = value
-            outputs, out_tree = jax.tree_util.tree_flatten(self._fn(*positional, **named))
-            return outputs
-
-        return flat, lambda: out_tree
-
     def _trace(
         self, static: Any, leaves: list[Any], tree: Any, donated: tuple[bool, ...]
     ) -> Signature:
-        flat, out_tree = self._flat(static, tree)
+        flat, out_tree = flat_function(self._fn, static, tree)
         device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
         cache = kernels.cache_for(device)
         jaxpr, constants = jaxprs.trace(flat, leaves)

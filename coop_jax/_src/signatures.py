@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -80,6 +80,24 @@ def flatten_arguments(
                 " call, or delete() was called on it"
             )
     return fixed, leaves, tree, tuple(donated)
+
+
+def flat_function(
+    fn: Callable[..., Any], static: Any, tree: Any
+) -> tuple[Callable[..., list[Any]], Callable[[], Any]]:
+    """The function of leaves, and the tree of its results once it was traced."""
+    out_tree = None
+
+    def flat(*leaves: Any) -> list[Any]:
+        nonlocal out_tree
+        dynamic, named = jax.tree_util.tree_unflatten(tree, leaves)
+        positional = list(dynamic)
+        for position, value in static:
+            positional[position] = value
+        outputs, out_tree = jax.tree_util.tree_flatten(fn(*positional, **named))
+        return outputs
+
+    return flat, lambda: out_tree
 
 
 def leaf_key(leaf: Any) -> Hashable:

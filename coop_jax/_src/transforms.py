@@ -172,6 +172,8 @@ class BudgetedCall:
         return self._derived[key]  # type: ignore[no-any-return]
 
 
+compat.weakly_cached(BudgetedCall)
+
 STAGED = (
     "{what} was called while JAX traces a program (inside jit, scan, while_loop, cond, checkpoint,"
     " make_jaxpr, eval_shape, or another function given to run). It executes operations itself and"

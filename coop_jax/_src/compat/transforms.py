@@ -22,6 +22,7 @@ import jax
 from jax._src import core
 from jax._src import dtypes as _dtypes
 from jax._src import source_info_util as _source_info_util
+from jax._src import util as _util
 from jax._src.ad_util import Zero
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
@@ -163,6 +164,12 @@ class Call(Protocol):
     def staged(self) -> Callable[..., list[Any]]:
         """The function itself for a program that JAX compiles; raises where that makes no sense."""
         ...
+
+
+def weakly_cached(kind: type) -> type:
+    """Keeps JAX's caches from holding calls of this type, and with them what is in the pool."""
+    _util.weakref_cache_key_types.add(kind)
+    return kind
 
 
 call_p = core.Primitive("coop_call")
