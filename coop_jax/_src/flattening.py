@@ -166,7 +166,8 @@ class Flattener:
         if name == "optimization_barrier":
             return operands
         avals = [*(x.aval for x in eqn.invars), *(v.aval for v in eqn.outvars)]
-        primitives.check_supported(eqn.primitive, avals, jaxprs.source_of(eqn.source_info))
+        source = jaxprs.source_of(eqn.source_info)
+        primitives.check_supported(eqn.primitive, eqn.params, avals, source)
         first = operands[0] if operands else None
         if not nested and len(eqn.outvars) == 1:
             if any(isinstance(x, Stack) and x.whole is None for x in operands):

@@ -79,7 +79,7 @@ class Preparer:
             else jaxprs.abstract_eval(primitive, in_avals, params)
         )
         source = jaxprs.source_of(jaxprs.current_source())
-        primitives.check_supported(primitive, [*in_avals, *out_avals], source)
+        primitives.check_supported(primitive, params, [*in_avals, *out_avals], source)
         first = operands[0] if operands else None
         view = False
         if body is None and isinstance(first, Value) and len(out_avals) == 1:

@@ -99,10 +99,17 @@ def is_recomputable(primitive: Any, params: dict[str, Any], effects: Any) -> boo
     )
 
 
-def check_supported(primitive: Any, avals: Any, source: str) -> None:
+def _over_devices(primitive: Any, params: dict[str, Any]) -> bool:
+    """Whether an operation works over several devices: not a collective that `jax.vmap` resolved,
+    whose axes are positions, so that it reduces within one array."""
+    axes = params.get("axes", ("?",))
+    return primitive.name in UNSUPPORTED and any(not isinstance(a, int) for a in axes)
+
+
+def check_supported(primitive: Any, params: dict[str, Any], avals: Any, source: str) -> None:
     """Raises for what cannot run here, naming the primitive and the user's source line."""
     where = f" at {source}" if source else ""
-    if primitive.name in UNSUPPORTED:
+    if _over_devices(primitive, params):
         raise NotImplementedError(
             f"coop_jax runs on one device: the primitive '{primitive.name}'{where} works over"
             " several. Call coop_jax inside the mapped function, or map without it."
