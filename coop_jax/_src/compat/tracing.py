@@ -36,8 +36,8 @@ _ESCAPED = (
     " the values that are needed later from the decorated function."
 )
 _FOREIGN = (
-    "an eager coop_jax call met a {kind} of another JAX transformation: {aval}. Put jax.grad, vmap,"
-    " jvp or jit inside the decorated function, or use coop_jax.run for the transformed function."
+    "a coop_jax.remat_eager function met a {kind} of a JAX transformation around its call, or of one"
+    " that has ended: {aval}. If the function closes over that value, pass it as an argument."
 )
 _REFERENCE = (
     "{primitive}: mutable references (jax.new_ref) are not supported in an eager coop_jax call."
