@@ -1,0 +1,163 @@
+"""JAX's mutable references (`jax.new_ref`), as far as their private parts are needed.
+
+Model: reading, writing and adding to a part of a reference are, on its contents, pure functions; JAX
+has them for its own lowering ("discharging"). Here each is a jaxpr of contents, operand and indices.
+Invariants: the traced functions depend on shapes, dtypes and the form of the index only, so they are
+kept by those. Thread rule: as JAX's caches. Cost: a trace for each form of index.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src.lax import lax as _lax
+from jax._src.state import discharge as _discharge
+from jax._src.state.types import AbstractRef
+
+Ref = _core.Ref
+
+
+def is_ref(x: object) -> bool:
+    """Whether this is a reference with contents, not a tracer of one."""
+    return isinstance(x, Ref) and not isinstance(x, _core.Tracer)
+
+
+def is_ref_aval(aval: Any) -> bool:
+    """Whether a value of this type is a reference."""
+    return isinstance(aval, AbstractRef)
+
+
+def inner_aval(aval: Any) -> Any:
+    """The abstract value of a reference's contents."""
+    return aval.inner_aval
+
+
+def contents(ref: Any) -> jax.Array:
+    """What a reference holds now.
+
+    Raises:
+      NotImplementedError: the reference is of another kind than an array on a device.
+    """
+    if ref.aval.is_high or ref.aval.memory_space is not None:
+        raise NotImplementedError(
+            f"coop_jax cannot run with a reference of type {ref.aval}: only references to arrays"
+            " in the device's own memory"
+        )
+    array: jax.Array = ref._refs._buf
+    return array
+
+
+def set_contents(ref: Any, array: jax.Array) -> None:
+    """Lets a reference hold another array, which must not be anybody else's."""
+    ref._refs._buf = array
+
+
+def made_by(primitive: Any, operand_avals: Sequence[Any], params: dict[str, Any]) -> Any:
+    """The type of the reference that `new_ref` or `empty_ref` makes."""
+    if params.get("memory_space") is not None or params.get("pin", False):
+        raise NotImplementedError(
+            f"{primitive}: only references in the device's own memory can be used in coop_jax"
+        )
+    aval, _ = primitive.abstract_eval(*operand_avals, **params)
+    return aval
+
+
+def initial(aval: Any, given: Any) -> Any:
+    """The function from an initial value to a reference's first contents."""
+    inner = aval.inner_aval
+    weak = getattr(inner, "weak_type", False)
+    return _traced(_Converted(inner.dtype, weak), (given,))
+
+
+def zeros(aval: Any) -> Any:
+    """The function that makes contents from nothing."""
+    inner = aval.inner_aval
+    return _traced(_Zeros(inner.shape, inner.dtype), ())
+
+
+def read(params: dict[str, Any], inner: Any, indices: Sequence[Any]) -> Any:
+    """(contents, *indices) -> the part."""
+    return _traced(_Part("get", params["tree"]), (inner, *indices))
+
+
+def written(name: str, params: dict[str, Any], inner: Any, operands: Sequence[Any]) -> Any:
+    """(contents, value, *indices) -> contents after "swap" or "addupdate"."""
+    return _traced(_Part(name, params["tree"]), (inner, *operands))
+
+
+class _Part:
+    """Reads or writes the part of contents that an index of this form names."""
+
+    _FUNCTIONS: dict[str, Callable[..., Any]] = {
+        "get": lambda tree, x, *index: _discharge._get_discharge(x, index, tree),
+        "swap": lambda tree, x, value, *index: _discharge._swap_discharge(x, value, index, tree)[1],
+        "addupdate": lambda tree, x, value, *index: _discharge._addupdate_discharge(
+            x, value, index, tree
+        ),
+    }
+
+    def __init__(self, name: str, tree: Any):
+        self._key = (name, tree)
+
+    def __call__(self, *operands: Any) -> Any:
+        name, tree = self._key
+        return self._FUNCTIONS[name](tree, *operands)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Part) and self._key == other._key
+
+
+class _Converted(_Part):
+    def __call__(self, *operands: Any) -> Any:
+        dtype, weak = self._key
+        return _lax._convert_element_type(operands[0], dtype, weak_type=weak)
+
+
+class _Zeros(_Part):
+    def __call__(self, *operands: Any) -> Any:
+        shape, dtype = self._key
+        return jax.numpy.zeros(shape, dtype)
+
+
+def _traced(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    # Keyed by the class too: a conversion and zeros may have equal keys.
+    return _trace(type(function), function, tuple(avals))
+
+
+@functools.lru_cache(maxsize=4096)
+def _trace(kind: type, function: Callable[..., Any], avals: tuple[Any, ...]) -> Any:
+    del kind
+    specs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        for a in avals
+    ]
+    with _core.set_current_trace(_core.eval_trace):
+        return jax.make_jaxpr(lambda *xs: [function(*xs)])(*specs)
+
+
+def hoisted(jaxpr: Any, constants: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+    """References that a program closes over become its last inputs.
+
+    Returns:
+      The jaxpr, the constants that are left, and those references.
+    """
+    refs = [c for c in constants if is_ref(c)]
+    if not refs:
+        return jaxpr, list(constants), []
+    pairs = list(zip(jaxpr.constvars, constants, strict=True))
+    moved = [v for v, c in pairs if is_ref(c)]
+    kept = [(v, c) for v, c in pairs if not is_ref(c)]
+    jaxpr = jaxpr.replace(
+        constvars=[v for v, _ in kept],
+        invars=[*jaxpr.invars, *moved],
+        effects=_core.no_effects,  # they name inputs by number
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return jaxpr, [c for _, c in kept], refs
