@@ -8,5 +8,6 @@ from coop_jax._src.policies import Policy as Policy
 from coop_jax._src.run import run as run
 from coop_jax._src.runtime import Runtime as Runtime
 from coop_jax._src.stats import Stats as Stats
+from coop_jax._src.verify import VerificationError as VerificationError
 
 __version__ = "0.1.0"

@@ -22,6 +22,7 @@ from coop_jax._src.kernels import Executable
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Program
 from coop_jax._src.stats import Counters
+from coop_jax._src.verify import Verifier
 
 # Memory that is still held this long after its array was deleted is held by another library.
 _PATIENCE_SECONDS = 1.0
@@ -35,6 +36,7 @@ def execute(
     memory: PoolMemory,
     counters: Counters,
     interrupts: DeferredInterrupts,
+    verifier: Verifier | None = None,
 ) -> list[jax.Array]:
     """Carries out a plan.
 
@@ -46,6 +48,7 @@ def execute(
       memory: the pool that the plan was made for.
       counters: where measured seconds are added.
       interrupts: checked between instructions, until a donated input is consumed.
+      verifier: what compares recomputed values with first ones, or None.
 
     Returns:
       The output values, in the pool where they are large enough.
@@ -76,7 +79,7 @@ def execute(
                 interrupts.check()
             if type(instruction) is Run:
                 consumed = consumed or instruction.consumes_input
-                _run(instruction, env, memory, counters)
+                _run(instruction, env, memory, counters, verifier)
             elif type(instruction) is View:
                 env[instruction.value] = memory.view(instruction.offset, instruction.spec)
             else:
@@ -103,7 +106,13 @@ def execute(
         env.clear()  # whoever keeps the traceback must not keep the values
 
 
-def _run(run: Run, env: list[Any], memory: PoolMemory, counters: Counters) -> None:
+def _run(
+    run: Run,
+    env: list[Any],
+    memory: PoolMemory,
+    counters: Counters,
+    verifier: Verifier | None = None,
+) -> None:
     first = not run.executable.checked
     begin = time.perf_counter()
     results = launch(
@@ -116,6 +125,8 @@ def _run(run: Run, env: list[Any], memory: PoolMemory, counters: Counters) -> No
     )
     # The first call of an executable sets up JAX's dispatch: its time says nothing.
     seconds = run.executable.kernel.cost_seconds if first else time.perf_counter() - begin
+    if verifier is not None:
+        _verify(verifier, run, results)
     for value in run.forget:
         env[value] = None
     if run.consumes_input:
@@ -128,6 +139,18 @@ def _run(run: Run, env: list[Any], memory: PoolMemory, counters: Counters) -> No
         counters.recompute_seconds += seconds
     else:
         counters.compute_seconds += seconds
+
+
+def _verify(verifier: Verifier, run: Run, results: Sequence[jax.Array]) -> None:
+    operation = run.operation
+    by_number = dict(zip(run.executable.order, results, strict=True))
+    verifier.see(
+        id(operation),  # alive as long as the program
+        [by_number[k] for k in range(len(by_number))],
+        operation.kernel.label,
+        operation.source,
+        recompute=run.recompute,
+    )
 
 
 def launch(

@@ -32,17 +32,24 @@ def without_in_place(policy: Policy) -> Policy:
     return _with(policy, policy.neighborhood, in_place=False)
 
 
+def with_forced_eviction(policy: Policy, forced: bool = True) -> Policy:
+    """The same policy, but before each operation all goes that may (or that only as needed)."""
+    return _with(policy, policy.neighborhood, in_place=policy.in_place, evict_always=forced)
+
+
 def with_exact_neighborhood(policy: Policy) -> Policy:
     """The same policy with the exact projected cost: slower to search, better where it is tight."""
     return _with(policy, "exact", in_place=policy.in_place)
 
 
-def _with(policy: Policy, neighborhood: str, *, in_place: bool) -> Policy:
+def _with(
+    policy: Policy, neighborhood: str, *, in_place: bool, evict_always: bool | None = None
+) -> Policy:
     return Policy(
         policy.heuristic,
         neighborhood,
         sliding_window=policy.sliding_window,
         cheap_partitioning=policy.cheap_partitioning,
         in_place=in_place,
-        evict_always=policy.evict_always,
+        evict_always=policy.evict_always if evict_always is None else evict_always,
     )

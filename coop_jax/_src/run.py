@@ -291,7 +291,8 @@ class BudgetedFunction(Generic[P, R]):
             if len(signature.plans) > _PLANS_KEPT:
                 signature.plans.popitem(last=False)
         counters = runtime._counters
-        values = execute(plan, program, inputs, signature.constants, memory, counters, interrupts)
+        constants, verifier = signature.constants, runtime.verifier()
+        values = execute(plan, program, inputs, constants, memory, counters, interrupts, verifier)
         runtime.count(
             plan.stats,
             peak_bytes=plan.stats["peak_in_use_bytes"] + plan.workspace_bytes,

@@ -19,6 +19,7 @@ import jax
 
 from coop_jax._src import budget as budgets
 from coop_jax._src import kernels, policies
+from coop_jax._src import verify as verifying
 from coop_jax._src.compat import arrays
 from coop_jax._src.errors import BudgetExceededError, BudgetReport
 from coop_jax._src.memory import PoolMemory
@@ -44,6 +45,8 @@ class Runtime:
       device: a `jax.Device`; the default device if None.
       workspace: bytes to keep for XLA's temporary memory, or None to keep what the compiled
         operations say that they need.
+      verify: whether to compare every recomputed value with its first value, bit by bit; slow. None
+        to do what the environment variable COOP_JAX_VERIFY says.
 
     Raises:
       TypeError, ValueError: a budget, policy or workspace that makes no sense.
@@ -63,11 +66,15 @@ class Runtime:
         policy: str | policies.Policy = "coop",
         device: jax.Device | None = None,
         workspace: int | str | None = None,
+        verify: bool | None = None,
     ):
         checked = budgets.check_budget(budget, fraction_allowed=False)
         assert checked is None or isinstance(checked, int)
         self._budget_bytes = checked
         self._policy = policies.resolve_policy(policy)
+        if verifying.eviction_is_forced():
+            self._policy = policies.with_forced_eviction(self._policy)
+        self._verify = verifying.verification_is_asked() if verify is None else verify
         self._device = device if device is not None else jax.devices()[0]
         kept = 0 if workspace is None else budgets.check_budget(workspace, fraction_allowed=False)
         assert isinstance(kept, int)
@@ -146,6 +153,10 @@ class Runtime:
                 yield
             finally:
                 self._owner = None
+
+    def verifier(self) -> verifying.Verifier | None:
+        """What compares recomputed values in one call, if this runtime verifies."""
+        return verifying.Verifier() if self._verify else None
 
     def drop_residuals(self) -> bool:
         """Gives up what derivatives taken around calls keep here; whether there was anything."""

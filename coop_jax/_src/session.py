@@ -45,7 +45,7 @@ class Session:
         self._runtime = runtime
         self._memory = runtime.memory()
         self._preparer = Preparer(runtime._cache, self._memory.device)
-        settings = runtime._settings
+        settings, self._verifier = runtime._settings, runtime.verifier()
         load, load_arguments = arrays.importer(self._memory.device)
         self._core = _core.SessionCore(
             runtime.capacity_bytes(),
@@ -57,7 +57,7 @@ class Session:
             load_arguments,
             operand_key,
             runtime._cache.prepared,
-            self.fast and self._memory.synchronous,
+            self.fast and self._memory.synchronous and self._verifier is None,
         )
         core = self._core
         core.interruptible = interrupts is not None
@@ -272,6 +272,11 @@ class Session:
         by_number: list[Any] = [None] * len(places)
         for k, result in zip(executable.order, results, strict=True):
             by_number[k] = result
+        if self._verifier is not None:
+            label, validate = prepared.kernel.label, self._core.validate
+            self._verifier.see_launch(
+                places, by_number, label, recompute=recompute, validate=validate
+            )
         return by_number
 
     # --- Keeping books ---
