@@ -45,6 +45,16 @@ def inner_aval(cell: RefCell) -> Any:
     return compat.inner_aval(cell.aval)
 
 
+def contents_aval(aval: Any) -> Any:
+    """The abstract value of a program's input: that of its contents if it is a reference."""
+    return compat.inner_aval(aval) if compat.is_ref_aval(aval) else aval
+
+
+def wrapped(aval: Any, value: Any) -> Any:
+    """A program's input as the program sees it: in a cell if it is a reference."""
+    return RefCell(aval, value) if compat.is_ref_aval(aval) else value
+
+
 def equation(
     primitive: Any,
     params: dict[str, Any],
@@ -57,7 +67,8 @@ def equation(
     """Carries out one of `PRIMITIVES`.
 
     Args:
-      primitive, params: the equation's.
+      primitive: the equation's.
+      params: the equation's.
       operands: cells and values; the list is emptied.
       avals: abstract values of the operands, of cells that of their contents.
       call: runs a jaxpr on values.

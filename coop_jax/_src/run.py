@@ -19,18 +19,21 @@ from coop_jax import _core
 from coop_jax._src import around, interpreter, kernels, planning, policies
 from coop_jax._src import budget as budgets
 from coop_jax._src.compat import arrays, jaxprs, transforms
+from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.instructions import CompiledPlan, compile_plan
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
+from coop_jax._src.refs import RefCell, wrapped
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.session import Session
 from coop_jax._src.signatures import (
     Signature,
     as_array,
     compile_all,
+    contents_of,
     delete_donated,
     engine_program_of,
     exceeded,
@@ -169,6 +172,11 @@ class BudgetedFunction(Generic[P, R]):
         device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
         cache = kernels.cache_for(device)
         jaxpr, constants = jaxprs.trace(flat, leaves)
+        jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
+        # A reference owns its contents, so they are replaced where they are.
+        donated = tuple(
+            d or compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)
+        ) + (True,) * len(refs)
         program: Program | None
         try:
             program = build_program(jaxpr, constants, donated, cache)
@@ -185,6 +193,7 @@ class BudgetedFunction(Generic[P, R]):
             engine_programs={},
             plans=collections.OrderedDict(),
             workspace_bytes=-1,
+            refs=refs,
         )
 
     def _runtime_for(self, leaves: Sequence[Any]) -> Runtime:
@@ -223,12 +232,22 @@ class BudgetedFunction(Generic[P, R]):
         leaves: list[Any],
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
-        inputs = [as_array(leaf, runtime.device) for leaf in leaves]
+        given = [*leaves, *signature.refs]
+        refs = [x for x in given if compat_refs.is_ref(x)]
+        if refs:
+            contents = iter(contents_of(refs))
+            given = [next(contents) if compat_refs.is_ref(x) else x for x in given]
+        inputs = [as_array(x, runtime.device) for x in given]
         committed = any(arrays.is_committed(x) for x in inputs)
         if signature.program is None:
             values = self._run_online(runtime, signature, inputs, interrupts)
         else:
             values = self._run_planned(runtime, signature, signature.program, inputs, interrupts)
+        if refs:
+            last = values[len(signature.out_avals) :]
+            values = values[: len(signature.out_avals)]
+            for ref, value in zip(refs, last, strict=True):
+                compat_refs.set_contents(ref, arrays.committed(value))
         return [
             arrays.with_aval(
                 value,
@@ -256,7 +275,13 @@ class BudgetedFunction(Generic[P, R]):
                 session.donated_value_of(x) if donated else session.value_of(x)
                 for x, donated in zip(inputs, signature.donated, strict=True)
             ]
-            results = interpreter.call(session, signature.jaxpr, signature.constants, operands)
+            cells = [
+                wrapped(v.aval, x) for v, x in zip(signature.jaxpr.invars, operands, strict=True)
+            ]
+            operands.clear()
+            written = [x for x in cells if type(x) is RefCell]
+            results = interpreter.call(session, signature.jaxpr, signature.constants, cells)
+            results += [x.current for x in written]
             values = session.take([session.as_value(x) for x in results])
         finally:
             session.close()

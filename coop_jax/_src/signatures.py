@@ -12,6 +12,7 @@ import jax
 from coop_jax import _core
 from coop_jax._src import kernels, planning
 from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
@@ -32,6 +33,21 @@ class Signature:
     engine_programs: dict[tuple[bool, ...], _core.Program]
     plans: collections.OrderedDict[Hashable, CompiledPlan]
     workspace_bytes: int
+    refs: list[Any]  # references that the function closes over: the last inputs
+
+
+def contents_of(refs: Sequence[Any]) -> list[jax.Array]:
+    """What references hold.
+
+    Raises:
+      ValueError: one of them is there twice.
+    """
+    if len({id(r) for r in refs}) < len(refs):
+        raise ValueError(
+            "a mutable reference was passed twice, or passed and closed over: which of its versions"
+            " is meant would depend on the order of execution"
+        )
+    return [compat_refs.contents(r) for r in refs]
 
 
 def flatten_arguments(
@@ -102,7 +118,7 @@ def flat_function(
 
 def leaf_key(leaf: Any) -> Hashable:
     aval = jaxprs.aval_of(leaf)
-    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+    return aval.shape, aval.dtype, getattr(aval, "weak_type", False), compat_refs.is_ref(leaf)
 
 
 def as_array(value: Any, device: jax.Device) -> jax.Array:

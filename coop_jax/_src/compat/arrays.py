@@ -186,6 +186,11 @@ def as_user_sees(value: jax.Array, aval: Any) -> jax.Array:
     )
 
 
+def committed(value: jax.Array) -> jax.Array:
+    """The same memory as an array that was placed on its device explicitly."""
+    return with_aval(value, weak_type=False, committed=True, shape=value.shape, dtype=value.dtype)
+
+
 def is_committed(value: jax.Array) -> bool:
     """Whether the array was placed on its device explicitly."""
     return bool(value.committed) if hasattr(value, "committed") else False

@@ -1,9 +1,10 @@
 """JAX's mutable references (`jax.new_ref`), as far as their private parts are needed.
 
-Model: reading, writing and adding to a part of a reference are, on its contents, pure functions; JAX
-has them for its own lowering ("discharging"). Here each is a jaxpr of contents, operand and indices.
-Invariants: the traced functions depend on shapes, dtypes and the form of the index only, so they are
-kept by those. Thread rule: as JAX's caches. Cost: a trace for each form of index.
+Model: reading, writing and adding to a part of a reference are, on its contents, pure functions.
+JAX has them for its own lowering ("discharging"). Here each is a jaxpr of contents, operand and
+indices.
+Invariants: the traced functions depend on shapes, dtypes and the form of the index only, so they
+are kept by those. Thread rule: as JAX's caches. Cost: a trace for each form of index.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Ref = _core.Ref
 
 def is_ref(x: object) -> bool:
     """Whether this is a reference with contents, not a tracer of one."""
-    return isinstance(x, Ref) and not isinstance(x, _core.Tracer)
+    return type(x) is Ref
 
 
 def is_ref_aval(aval: Any) -> bool:
@@ -92,20 +93,17 @@ def written(name: str, params: dict[str, Any], inner: Any, operands: Sequence[An
 class _Part:
     """Reads or writes the part of contents that an index of this form names."""
 
-    _FUNCTIONS: dict[str, Callable[..., Any]] = {
-        "get": lambda tree, x, *index: _discharge._get_discharge(x, index, tree),
-        "swap": lambda tree, x, value, *index: _discharge._swap_discharge(x, value, index, tree)[1],
-        "addupdate": lambda tree, x, value, *index: _discharge._addupdate_discharge(
-            x, value, index, tree
-        ),
-    }
-
-    def __init__(self, name: str, tree: Any):
+    def __init__(self, name: Any, tree: Any):
         self._key = (name, tree)
 
     def __call__(self, *operands: Any) -> Any:
         name, tree = self._key
-        return self._FUNCTIONS[name](tree, *operands)
+        if name == "get":
+            return _discharge._get_discharge(operands[0], operands[1:], tree)
+        contents, value, *index = operands
+        if name == "swap":
+            return _discharge._swap_discharge(contents, value, index, tree)[1]
+        return _discharge._addupdate_discharge(contents, value, index, tree)
 
     def __hash__(self) -> int:
         return hash(self._key)
