@@ -1,0 +1,67 @@
+"""`jax.profiler` and `jax.named_scope` around and inside of budgeted functions."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from conftest import assert_same_bits
+from training import FRONT_ENDS, both_front_ends, make
+
+LAYERS, WIDTH, ROWS = 6, 32, 256
+
+
+def _params() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 6 for _ in range(LAYERS)]
+
+
+@jax.profiler.annotate_function
+def _layer(h: jax.Array, w: jax.Array) -> jax.Array:
+    with jax.profiler.TraceAnnotation("layer", width=WIDTH), jax.named_scope("layer"):
+        return jnp.tanh(h @ w) + jnp.sin(h)
+
+
+def _step(params: Any, x: jax.Array) -> Any:
+    def loss_fn(params: Any) -> jax.Array:
+        h = x
+        with jax.named_scope("body"):
+            for w in params:
+                h = _layer(h, w)
+        return (h**2).mean()
+
+    with jax.profiler.StepTraceAnnotation("step", step_num=1):
+        loss, grads = jax.value_and_grad(loss_fn)(params)
+    return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], loss
+
+
+def _x() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+@both_front_ends
+def test_annotations_and_a_trace_change_nothing(front_end: str, tmp_path: pathlib.Path) -> None:
+    unbudgeted = make(front_end, _step, None, donate=False)
+    expected = unbudgeted(_params(), _x())
+    step = make(front_end, _step, int(unbudgeted.runtime.stats().peak_bytes * 0.6), donate=False)
+    with jax.profiler.trace(str(tmp_path)):
+        for number in range(2):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                found = step(_params(), _x())
+                jax.block_until_ready(found)
+            assert_same_bits(found, expected)
+            del found
+    assert step.runtime.stats().rematerialisations > 0
+    assert list(tmp_path.rglob("*.xplane.pb"))
+    assert_same_bits(step(_params(), _x()), expected)
+
+
+def test_device_memory_profile_with_arrays_in_the_pool() -> None:
+    for front_end in FRONT_ENDS:
+        step = make(front_end, _step, None, donate=False)
+        kept = step(_params(), _x())
+        assert len(jax.profiler.device_memory_profile()) > 0
+        del kept
