@@ -31,6 +31,7 @@ def assumed() -> dict[str, Any]:
         "__name__": "readme",
         "train_step": train_step,
         "eval_step": eval_step,
+        "loss": eval_step,
         "layer": lambda params, h: jnp.tanh(h @ params),
         "params": params,
         "opt_state": jnp.zeros(()),
@@ -51,7 +52,13 @@ def namespace() -> dict[str, Any]:
 def test_a_block_of_the_readme_runs(number: int, namespace: dict[str, Any]) -> None:
     namespace.update(assumed())
     exec(compile(BLOCKS[number], f"README.md, Python block {number}", "exec"), namespace)
-    if "remat_eager" in BLOCKS[number]:
+    if "per_example" in BLOCKS[number]:
+        params, batch = namespace["params"], namespace["batch"]
+        _, grads = namespace["loss_and_grad"](params, batch)
+        each = namespace["per_example"](params, batch)
+        assert each.shape == (4, 8, 8)
+        assert jnp.allclose(each.mean(0), grads)
+    elif "remat_eager" in BLOCKS[number]:
         value, grads = namespace["step"](namespace["params"], namespace["batch"])
         assert value > 0
         assert grads.shape == (8, 8)
