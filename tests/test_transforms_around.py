@@ -449,3 +449,17 @@ def test_a_tracer_that_closes_over_another_transformation() -> None:
     assert_same_bits(found, jax.grad(make("run", loss))(w, x))
     with pytest.raises(TypeError, match="as an argument"):
         jax.grad(closed("remat_eager"))(w)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_references_under_a_transformation_are_refused(front_end: str) -> None:
+    ref = jax.new_ref(jnp.zeros((32, 32)))
+
+    def fn(w: jax.Array, ref: Any) -> jax.Array:
+        ref[...] = ref[...] + w
+        return jnp.sin(w).sum()
+
+    step = make(front_end, fn, "4MiB")
+    for around in (jax.grad(step), jax.vmap(step, (0, None))):
+        with pytest.raises(NotImplementedError, match=r"pass the contents, ref\[\.\.\.\]"):
+            around(jnp.asarray(W), ref)

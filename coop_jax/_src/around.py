@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax._src import primitives
-from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import jaxprs, refs
 from coop_jax._src.compat import transforms as compat
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.signatures import flat_function, flatten_arguments, leaf_key
@@ -81,11 +81,13 @@ def call_run(
     static, leaves, tree, _ = flatten_arguments(
         args, kwargs, owner._donate, owner._static, tracers=True
     )
+    _refuse_references(leaves)
     key = (tree, static, tuple(map(leaf_key, leaves)), compat.mapped_axes())
     known = owner._calls.get(key)
     if known is None:
         flat, out_tree = flat_function(owner._fn, static, tree)
         jaxpr, constants = jaxprs.trace(flat, leaves)
+        _refuse_references(constants)
         call, closed = _call_of(owner, jaxpr, constants)
         known = call, closed, out_tree()
         if not closed:  # what is closed over here is another tracer the next time
@@ -182,10 +184,23 @@ def call_eager(
     if where is compat.Place.STAGED:
         arrays = iter(jax.checkpoint(fn)(*operands))
     else:
+        _refuse_references(leaves)
         arrays = iter(compat.bind(BudgetedCall(EagerFrontEnd(owner), fn), operands))
     return jax.tree_util.tree_unflatten(
         structure, [next(arrays) if other is _Result else other for other in others]
     )
+
+
+def _refuse_references(values: Sequence[Any]) -> None:
+    if any(
+        refs.is_ref(x) or (isinstance(x, jaxprs.Tracer) and refs.is_ref_aval(x.aval))
+        for x in values
+    ):
+        raise NotImplementedError(
+            "a mutable reference (jax.new_ref) reaches a coop_jax function under jax.grad, vmap or the"
+            " like: put the transformation inside the function, or pass the contents, ref[...], and"
+            " return the new ones"
+        )
 
 
 class _Result:
