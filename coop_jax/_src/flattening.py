@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from coop_jax._src import branching, costs, grouping, primitives, stacks
+from coop_jax._src import branching, costs, grouping, primitives, refs, stacks
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
 from coop_jax._src.grouping import SMALL_BYTES as SMALL_BYTES
 from coop_jax._src.grouping import is_group_body as is_group_body
 from coop_jax._src.kernels import Kernel, KernelCache
+from coop_jax._src.refs import RefCell
 from coop_jax._src.stacks import Stack
 
 
@@ -38,7 +39,7 @@ class RawOperation:
     effectful: bool
 
 
-_Atom = int | LiteralValue | Stack
+_Atom = int | LiteralValue | Stack | RefCell
 
 
 class Flattener:
@@ -70,12 +71,18 @@ class Flattener:
         return arrays.dlpack_type(aval.dtype) is not None
 
     def flatten(self, jaxpr: Any, constants: Sequence[Any]) -> tuple[list[int], list[int]]:
-        """Returns the value numbers of inputs and outputs."""
-        inputs = [self._new(v.aval) for v in jaxpr.invars]
+        """Returns the value numbers of inputs and outputs.
+
+        An input that is a reference stands for its contents; its last contents are an output, after
+        those of the program, in the order of the inputs.
+        """
+        inputs = [self._new(refs.contents_aval(v.aval)) for v in jaxpr.invars]
         for number, kept in zip(inputs, self._kept_inputs, strict=True):
             if kept:
                 self.fixed_outside.add(self.storages[number])
-        atoms = self._walk(jaxpr, [self._constant(c) for c in constants], inputs)
+        given = [refs.wrapped(v.aval, n) for v, n in zip(jaxpr.invars, inputs, strict=True)]
+        atoms = self._walk(jaxpr, [self._constant(c) for c in constants], list(given))
+        atoms += [x.current for x in given if isinstance(x, RefCell)]
         return inputs, [self._whole_block(self.number(a)) for a in atoms]
 
     def is_part(self, number: int) -> bool:
@@ -112,9 +119,12 @@ class Flattener:
         if isinstance(atom, LiteralValue):
             return self._constant(np.asarray(atom.value, atom.aval.dtype))
         if atom.whole is None:
-            parts = [self.number(p) for p in atom.parts]
-            kernel = stacks.stack_kernel(self.cache, [self.avals[p] for p in parts])
-            atom.whole = self.emit(kernel, parts)[0]
+            atom.whole = stacks.put_together(
+                [self.number(p) for p in atom.parts],
+                lambda function, xs: self.emit(
+                    self.cache.from_function(function, [self.avals[x] for x in xs]), xs
+                )[0],
+            )
         whole: int = atom.whole
         return whole
 
@@ -157,6 +167,8 @@ class Flattener:
     def equation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         """What an equation gives: values, literals or stacks."""
         name = eqn.primitive.name
+        if name in refs.PRIMITIVES:
+            return self._of_reference(eqn, operands)
         body = jaxprs.call_body(eqn.primitive, eqn.params)
         nested = body is not None or name in primitives.CONTROL_FLOW
         if nested and not grouping.is_group(eqn.primitive, eqn.params, eqn.effects):
@@ -185,6 +197,16 @@ class Flattener:
                 ):
                     return [self._new(out, view_of=first)]
         return self._operation(eqn, operands)
+
+    def _of_reference(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
+        def call(jaxpr: Any, constants: Sequence[Any], given: list[Any]) -> list[_Atom]:
+            return self._walk(jaxpr, [self._constant(c) for c in constants], given)
+
+        avals = [
+            refs.inner_aval(x) if isinstance(x, RefCell) else v.aval
+            for x, v in zip(operands, eqn.invars, strict=True)
+        ]
+        return refs.equation(eqn.primitive, eqn.params, operands, avals, call)
 
     def _control_flow(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         name = eqn.primitive.name

@@ -1,7 +1,8 @@
 """Programs run by a session, equation by equation: calls, loops and branches.
 
 Values go at their last use: lists of operands that a function is given are emptied, so that no
-frame keeps them alive.
+frame keeps them alive. What a scan stacks stays in parts (see `stacks`) until an operation needs
+the whole; parts that a later scan reads go one by one as it proceeds.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from coop_jax._src import primitives
-from coop_jax._src.compat import jaxprs
+from coop_jax._src import grouping, primitives, refs, stacks
+from coop_jax._src.compat import jaxprs, tracing
 from coop_jax._src.equations import LiteralValue
-from coop_jax._src.values import Value, plain
+from coop_jax._src.refs import RefCell
+from coop_jax._src.stacks import Stack
+from coop_jax._src.values import Value, aval_of, plain
 
 if TYPE_CHECKING:
     from coop_jax._src.session import Session
@@ -27,7 +28,9 @@ def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[
 
     The list of operands is emptied, so that it does not keep values alive.
     """
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    known = [tracing.held_by(session, c) for c in constants]
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, known, strict=True))
+    del known
     env.update(zip(jaxpr.invars, operands, strict=True))
     operands.clear()
     last, used = _last_uses(jaxpr)
@@ -52,17 +55,125 @@ def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[
 
 def _equation(session: Session, eqn: Any, operands: list[Any]) -> list[Any]:
     primitive, params = eqn.primitive, eqn.params
-    if primitive.name in primitives.CONTROL_FLOW:
+    name = primitive.name
+    if name in refs.PRIMITIVES:
+        is_read = not (eqn.outvars and jaxprs.is_dropped(eqn.outvars[0]))
+        return of_reference(session, primitive, operands, params, is_read=is_read)
+    if name in primitives.CONTROL_FLOW and not _is_one_operation(primitive, params, eqn.effects):
         given = [plain(x) for x in operands]
         operands.clear()
-        return control_flow(session, primitive.name, given, params)
-    prepared = session.prepare(eqn, operands)
+        return control_flow(session, name, given, params)
+    body = jaxprs.call_body(primitive, params)
+    if name == "optimization_barrier":
+        return [plain(x) for x in operands]
+    if Stack in map(type, operands) and (body is None or grouping.is_group_body(*body)):
+        found = _of_stack(primitive, params, operands, [v.aval for v in eqn.outvars])
+        if found is not None:
+            return found
+        _make_whole(session, operands)
+    prepared = None
+    if Stack not in map(type, operands):
+        prepared = session.prepare(eqn, operands)
     if prepared is None:
-        jaxpr, constants = jaxprs.call_body(primitive, params) or (None, ())
+        jaxpr, constants = body or (None, ())
         given = [plain(x) for x in operands]
         operands.clear()
         return call(session, jaxpr, constants, given)
     return session.run(prepared, operands)
+
+
+def apply(
+    session: Session, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+) -> list[Any] | None:
+    """A primitive that is not one prepared operation: values, arrays or stacks; None for others."""
+    name = primitive.name
+    if name in refs.PRIMITIVES:
+        return of_reference(session, primitive, list(operands), params)
+    if RefCell in map(type, operands) and name not in primitives.CONTROL_FLOW:
+        jaxpr, constants = jaxprs.call_body(primitive, params) or (None, ())
+        return call(session, jaxpr, constants, list(operands))
+    if name in primitives.CONTROL_FLOW and not _is_one_operation(primitive, params, ()):
+        return control_flow(session, name, operands, params)
+    if name == "optimization_barrier":
+        return list(operands)
+    if Stack not in map(type, operands):
+        return None
+    body = jaxprs.call_body(primitive, params)
+    if body is not None and not grouping.is_group_body(*body):
+        return call(session, body[0], body[1], list(operands))
+    if body is None:
+        avals = [aval_of(x) for x in operands]
+        out_avals = jaxprs.abstract_eval(primitive, avals, params)
+        found = _of_stack(primitive, params, operands, out_avals)
+        if found is not None:
+            return found
+    given = list(operands)
+    _make_whole(session, given)
+    return list(session.apply(primitive, given, params))
+
+
+def of_reference(
+    session: Session,
+    primitive: Any,
+    operands: list[Any],
+    params: dict[str, Any],
+    *,
+    is_read: bool = True,
+) -> list[Any]:
+    """Makes, reads or writes a reference; the list of operands is emptied."""
+    avals = [refs.inner_aval(x) if type(x) is RefCell else aval_of(x) for x in operands]
+    given = [plain(x) for x in operands]
+    operands.clear()
+
+    def run(jaxpr: Any, constants: Sequence[Any], arguments: list[Any]) -> list[Any]:
+        return call(session, jaxpr, constants, arguments)
+
+    return refs.equation(primitive, params, given, avals, run, is_read=is_read)
+
+
+def _is_one_operation(primitive: Any, params: dict[str, Any], effects: Any) -> bool:
+    # Which branch of a cond runs is known here, so the others are not computed.
+    return primitive.name != "cond" and grouping.is_group(primitive, params, effects)
+
+
+def _of_stack(
+    primitive: Any, params: dict[str, Any], operands: Sequence[Any], out_avals: Sequence[Any]
+) -> list[Any] | None:
+    """The result of what only passes a stack or parts of it on."""
+    first = operands[0]
+    if type(first) is not Stack or first.whole is not None or len(out_avals) != 1:
+        return None
+    if len(operands) == 1 and primitives.is_identity(primitive, params, first.aval, out_avals[0]):
+        return [first]
+    starts = [_known(x) for x in operands[1:]]
+    found = stacks.selected(primitive, params, first, starts, out_avals[0])
+    return None if found is None else [found]
+
+
+def _known(x: Any) -> Any:
+    if isinstance(x, LiteralValue):
+        return x.value
+    return x if isinstance(x, (int, np.integer, np.ndarray)) and np.ndim(x) == 0 else None
+
+
+def whole(session: Session, x: Any) -> Any:
+    """A stack as one value, put together once; anything else as it is.
+
+    The stack then lets go of its parts: who still needs them has them in another one.
+    """
+    if type(x) is not Stack:
+        return x
+    if x.whole is None:
+        parts = [whole(session, p) for p in x.parts]
+        x.parts = []
+        x.whole = stacks.put_together(parts, session.function)
+    return x.whole
+
+
+def _make_whole(session: Session, operands: list[Any]) -> None:
+    for k, x in enumerate(operands):
+        if type(x) is Stack:
+            operands[k] = whole(session, x)
 
 
 def control_flow(
@@ -79,60 +190,88 @@ def control_flow(
         arguments = operands[1:]
         operands.clear()
         return call(session, body, constants, arguments)
-    if name == "while":
-        count, body_count = params["cond_nconsts"], params["body_nconsts"]
-        test, test_constants = jaxprs.open_closed(params["cond_jaxpr"])
-        body, constants = jaxprs.open_closed(params["body_jaxpr"])
-        test_fixed, fixed = operands[:count], operands[count : count + body_count]
-        carry = list(operands[count + body_count :])
+    if name == "custom_linear_solve":
+        body, constants = jaxprs.linear_solve_parts(params)[:2]
+        arguments = jaxprs.linear_solve_operands(params, operands)
         operands.clear()
-        while bool(_scalar(session, call(session, test, test_constants, [*test_fixed, *carry])[0])):
-            arguments = [*fixed, *carry]
-            carry.clear()
-            carry = call(session, body, constants, arguments)
-        return carry
+        return call(session, body, constants, arguments)
+    if name == "while":
+        return _while(session, operands, params)
     return _scan(session, operands, params)
+
+
+def _while(session: Session, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+    count, body_count = params["cond_nconsts"], params["body_nconsts"]
+    test, test_constants = jaxprs.open_closed(params["cond_jaxpr"])
+    body, constants = jaxprs.open_closed(params["body_jaxpr"])
+    test_fixed, fixed = operands[:count], operands[count : count + body_count]
+    carry = list(operands[count + body_count :])
+    operands.clear()
+    while bool(_scalar(session, call(session, test, test_constants, [*test_fixed, *carry])[0])):
+        arguments = [*fixed, *carry]
+        carry.clear()
+        carry = call(session, body, constants, arguments)
+    return carry
 
 
 def _scan(session: Session, operands: list[Any], params: dict[str, Any]) -> list[Any]:
     scan = jaxprs.scan_parts(params)
     fixed = operands[: scan.num_consts]
     carry = list(operands[scan.num_consts : scan.num_consts + scan.num_carry])
-    stacked = operands[scan.num_consts + scan.num_carry :]
+    sources = [_Source(session, x) for x in operands[scan.num_consts + scan.num_carry :]]
     operands.clear()
     columns: list[list[Any]] = [[] for _ in scan.body.outvars[scan.num_carry :]]
     order = range(scan.length)
     for i in reversed(order) if scan.reverse else order:
-        xs = [session.function(_index, [x, np.int32(i)]) for x in stacked]
+        xs = [source.take(i) for source in sources]
         arguments = [*fixed, *carry, *xs]
         carry.clear()
-        xs.clear()
         outs = call(session, scan.body, scan.constants, arguments)
+        for source, x in zip(sources, xs, strict=True):
+            if source.last_use and type(x) is Value:
+                session.release_hint(x)
+        xs.clear()
         carry = outs[: scan.num_carry]
         for column, y in zip(columns, outs[scan.num_carry :], strict=True):
-            column.append(y)
+            # A handle of its own: that this one is not needed says nothing of the others.
+            column.append(session.alias(y) if type(y) is Value else y)
         outs.clear()
-    results = []
+        y = None
+    results: list[Any] = []
     for column, variable in zip(columns, scan.body.outvars[scan.num_carry :], strict=True):
         if scan.reverse:
             column.reverse()
+        shape = (scan.length, *variable.aval.shape)
         if column:
-            results.append(session.function(_stack, column))
+            aval = jaxprs.ShapedArray(shape, variable.aval.dtype, weak_type=False)
+            results.append(Stack(column, aval))
         else:
-            results.append(np.zeros((0, *variable.aval.shape), variable.aval.dtype))
+            results.append(np.zeros(shape, variable.aval.dtype))
     return [*carry, *results]
+
+
+class _Source:
+    """What a scan reads slices of. The parts of a stack go as they are read, if it is gone."""
+
+    __slots__ = ("_parts", "_session", "_whole", "last_use")
+
+    def __init__(self, session: Session, x: Any):
+        self._session = session
+        separate = type(x) is Stack and x.whole is None
+        self._parts = list(x.parts) if separate else None
+        self._whole = None if separate else whole(session, x)
+        self.last_use = separate and x.last_use
+
+    def take(self, i: int) -> Any:
+        """The slice at a position; each is asked for once."""
+        if self._parts is None:
+            return self._session.function(stacks.index, [self._whole, np.int32(i)])
+        part, self._parts[i] = self._parts[i], None
+        return part
 
 
 def _scalar(session: Session, x: Any) -> Any:
     return np.asarray(session.concrete(x) if isinstance(x, Value) else x)
-
-
-def _index(x: Any, i: Any) -> Any:
-    return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
-
-
-def _stack(*xs: Any) -> Any:
-    return jnp.stack(xs)
 
 
 def _last_uses(jaxpr: Any) -> tuple[list[list[Any]], set[Any]]:

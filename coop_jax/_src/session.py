@@ -25,12 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import costs, interpreter, primitives
+from coop_jax._src import costs, interpreter
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.executor import launch
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.runtime import Runtime
+from coop_jax._src.stacks import Stack
 from coop_jax._src.values import Value, aval_of_key, key_of, operand_key
 
 
@@ -116,7 +117,12 @@ class Session:
 
     def as_value(self, x: Any) -> Value:
         """A value, whatever a jaxpr returned: a value, an argument or a constant."""
+        x = interpreter.whole(self, x)
         return x if type(x) is Value else self.value_of(x)
+
+    def alias(self, value: Value) -> Value:
+        """Another handle of the same value, with a reference of its own."""
+        return self._core.alias(value.storage, value.aval, value.key)
 
     def _own(self, x: Any) -> Any:
         """The same memory as an object of the session's own, so that `x` itself may go."""
@@ -168,22 +174,20 @@ class Session:
         primitive: Any,
         operands: Sequence[Any],
         params: dict[str, Any],
-    ) -> list[Value]:
-        """Runs a primitive on values, arrays and scalars."""
+    ) -> list[Any]:
+        """Runs a primitive on values, arrays, scalars and stacks; what it stacks is a stack."""
         done = self._core.apply(self, primitive, operands, params)
         if done is not None:
             return done
-        name = primitive.name
-        if name in primitives.CONTROL_FLOW:
-            results = interpreter.control_flow(self, name, operands, params)
-        else:
+        results = interpreter.apply(self, primitive, operands, params)
+        if results is None:
             prepared = self._preparer.prepare(primitive, operands, params, None, ())
             if prepared is not None:
                 return self.run(prepared, operands)
             body = jaxprs.call_body(primitive, params)
             assert body is not None
             results = interpreter.call(self, body[0], body[1], list(operands))
-        return [self.as_value(x) for x in results]
+        return [x if type(x) is Stack else self.as_value(x) for x in results]
 
     def prepare(self, eqn: Any, operands: Sequence[Any]) -> Prepared | None:
         """What to run for an equation; None for a call that is to be taken apart."""

@@ -17,7 +17,7 @@ Cost: as many operations as there are parts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -35,16 +35,38 @@ if TYPE_CHECKING:
 # A view inside a block begins at a multiple of this: what XLA asks of parameters, on CPU the most.
 VIEW_ALIGNMENT_BYTES = 64
 
+_FAN = 8  # of the tree that puts a stack together
+
 _PART_BY_PART = primitives.ELEMENTWISE | {"convert_element_type", "reduce_precision", "copy"}
 
 
-@dataclasses.dataclass(slots=True, weakref_slot=True)
+@dataclasses.dataclass(slots=True)
 class Stack:
-    """Stacked outputs of a scan, one value per iteration, not put together yet."""
+    """Stacked outputs of a scan, one value per iteration, not put together yet.
+
+    Attributes:
+      parts: one for each position.
+      aval: of the whole.
+      whole: the value of the whole, once something needed it.
+      last_use: whether the scan that reads it next is most likely the last one to do so.
+    """
 
     parts: list[Any]
     aval: Any
     whole: Any = None
+    last_use: bool = False
+
+    def release(self, hint: Callable[[Any], None]) -> None:
+        """Calls `hint` for each value that is not read again, once."""
+        if self.whole is not None:
+            hint(self.whole)
+        elif not self.last_use:
+            self.last_use = True
+            for part in self.parts:
+                if isinstance(part, Stack):
+                    part.release(hint)
+                elif hasattr(part, "storage"):
+                    hint(part)
 
 
 def part_aval(aval: Any) -> Any:
@@ -69,12 +91,43 @@ def may_view_part(aval: Any) -> bool:
 def index_kernel(cache: KernelCache, aval: Any) -> Kernel:
     """Of an array and a position (int32): the slice there, without the leading axis."""
     moved = 2 * costs.nbytes(part_aval(aval))
-    return cache.from_function(_index, [aval, _POSITION], moved_bytes=moved)
+    return cache.from_function(index, [aval, _POSITION], moved_bytes=moved)
 
 
-def stack_kernel(cache: KernelCache, avals: Sequence[Any]) -> Kernel:
-    """Of the parts: the whole."""
-    return cache.from_function(_stack, avals)
+def put_together(parts: Sequence[Any], run: Callable[[Callable[..., Any], list[Any]], Any]) -> Any:
+    """The whole of the parts, by a tree of operations.
+
+    Each holds few values at a time: many parts that may not be evicted lie in the way of each
+    other's place and of that of the whole.
+
+    Args:
+      parts: at least one.
+      run: runs a function of arrays on some of them as one operation.
+    """
+    level, function = list(parts), stack
+    while len(level) > 1 or function is stack:
+        width = len(level) if len(level) <= 2 * _FAN else _FAN
+        groups = [level[k : k + width] for k in range(0, len(level), width)]
+        level = [
+            run(function, group) if function is stack or len(group) > 1 else group[0]
+            for group in groups
+        ]
+        function = _concatenate
+    return level[0]
+
+
+def index(x: Any, at: Any) -> Any:
+    """The slice of an array at a position along its leading axis."""
+    return jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
+
+
+def stack(*xs: Any) -> Any:
+    """Arrays along a new leading axis."""
+    return jnp.stack(xs)
+
+
+def _concatenate(*xs: Any) -> Any:
+    return jnp.concatenate(xs)
 
 
 def update_kernel(
@@ -105,10 +158,10 @@ def update_kernel(
             if isinstance(kind, LiteralValue):
                 ins.append(kind.value)
             elif kind == "over":
-                ins.append(_index(over, at))
+                ins.append(index(over, at))
             else:
                 x = next(rest)
-                ins.append(_index(x, at) if kind == "whole" else x)
+                ins.append(index(x, at) if kind == "whole" else x)
         (new,) = jaxprs.bind(eqn.primitive, eqn.params, eqn.ctx, ins)
         return jax.lax.dynamic_update_index_in_dim(over, jaxprs.strong(new), at, 0)
 
@@ -216,11 +269,3 @@ def _written_over(
 
 
 _POSITION = jaxprs.ShapedArray((), np.dtype(np.int32))
-
-
-def _index(x: Any, at: Any) -> Any:
-    return jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
-
-
-def _stack(*xs: Any) -> Any:
-    return jnp.stack(xs)

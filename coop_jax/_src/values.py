@@ -16,6 +16,7 @@ import numpy as np
 from coop_jax import _core
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.equations import LiteralValue
+from coop_jax._src.stacks import Stack
 
 Value = _core.Value
 
@@ -51,12 +52,14 @@ def plain(x: Any) -> Any:
 
 def aval_of(x: Any) -> Any:
     """The abstract value of an operand of any kind."""
-    return x.aval if isinstance(x, (Value, LiteralValue)) else jaxprs.aval_of(x)
+    return x.aval if isinstance(x, (Value, LiteralValue, Stack)) else jaxprs.aval_of(x)
 
 
 def operand_key(x: Any) -> Hashable:
     """What a compiled operation depends on of an operand that is no value."""
     if type(x) is LiteralValue:
         return jaxprs.literal_key(x.value), str(x.aval.dtype)
+    if type(x) is Stack:
+        return Stack  # nothing is prepared for stacks: see `interpreter.apply`
     aval = jaxprs.aval_of(x)
     return aval.shape, aval.dtype, getattr(aval, "weak_type", False)

@@ -6,6 +6,9 @@ it returns. Under an `EagerTrace` the jaxpr is rewritten first: an equation of o
 outputs and one linear input, so that JAX counts it among the linear ones and calls its rule for
 transposition, which tells the session that the residual's memory may go.
 
+A scan may read such a residual slice by slice, so one is put after (in reverse: before) that, too:
+it says of stacks that this is their last use, and their parts go as the scan proceeds.
+
 Cotangents go as they are consumed, but for one leak: the locals of JAX's loop keep those of the
 last equation with an ordinary rule while equations with a "fancy" rule follow. A release equation
 has an ordinary rule that gives none, so one is put wherever the walk turns to fancy rules.
@@ -33,6 +36,7 @@ from jax._src import core
 from jax._src.interpreters import ad
 
 from coop_jax._src.compat.tracing import EagerTrace, EagerTracer
+from coop_jax._src.stacks import Stack
 
 _release_p = core.Primitive("coop_release")
 _release_p.multiple_results = True
@@ -87,7 +91,7 @@ def _with_releases(
         if isinstance(x, ad.GradAccum):
             linear.add(var)
             anchor = var if anchor is None else anchor
-        elif type(x) is EagerTracer and count <= _machinery_references:
+        elif isinstance(x, EagerTracer) and count <= _machinery_references:
             pending.add(var)
     if anchor is None:
         return jaxpr
@@ -108,6 +112,10 @@ def _with_releases(
                 pending.difference_update(dead)
                 equations.append(_release_equation(anchor, dead, eqn))
             after_fancy = fancy
+            if dead and (eqn.primitive.name == "scan" or eqn.params.get("jaxpr") is not None):
+                equations.append(eqn)
+                equations.append(_release_equation(anchor, dead, eqn, before=True))
+                continue
         else:
             # Evaluated before the walk begins, from residuals alone; its result lives only there.
             pending.update(v for v in eqn.outvars if not isinstance(v, core.DropVar))
@@ -119,19 +127,33 @@ def _with_releases(
     return jaxpr.replace(eqns=equations)
 
 
-def _release_equation(anchor: Any, dead: Sequence[Any], near: Any) -> Any:
+def _release_equation(anchor: Any, dead: Sequence[Any], near: Any, *, before: bool = False) -> Any:
     return core.new_jaxpr_eqn(
-        [anchor, *dead], [], _release_p, {}, core.no_effects, near.source_info, near.ctx
+        [anchor, *dead],
+        [],
+        _release_p,
+        {"before": before},
+        core.no_effects,
+        near.source_info,
+        near.ctx,
     )
 
 
-def _release(cotangents: Any, anchor: Any, *residuals: Any) -> list[None]:
+def _release(cotangents: Any, anchor: Any, *residuals: Any, before: bool) -> list[None]:
     del cotangents, anchor
     for residual in residuals:
-        if type(residual) is EagerTracer:
-            session, value = residual._trace.session, residual.held_value
-            if session is not None and value is not None:
-                session.release_hint(value)
+        if not isinstance(residual, EagerTracer):
+            continue
+        session, value = residual._trace.session, residual.held_value
+        if session is None or value is None:
+            continue
+        if isinstance(value, Stack):
+            if before:
+                value.last_use = True
+            else:
+                value.release(session.release_hint)
+        elif not before:
+            session.release_hint(value)
     return [None] * (1 + len(residuals))
 
 

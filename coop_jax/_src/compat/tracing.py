@@ -5,6 +5,7 @@ that belongs to a `Session`. Binding a primitive unwraps the operands, lets the 
 and wraps what comes back. Asking a tracer for its contents (`bool`, `int`, `np.asarray`, `repr`)
 asks the session, which brings an evicted value back first. JAX's transformations sit on top as they
 sit on its own evaluation trace, so Python control flow may depend on values, also under `jax.grad`.
+What a scan stacks is behind a `StackTracer`: a stack of values, put together when it is read whole.
 Two primitives do not reach the session as they are called: the broadcast of a scalar is run when it
 is first read, and a conversion to the type that an array already has is not run at all.
 
@@ -29,7 +30,12 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax._src import core
+from jax._src.dtypes import float0
 from jax._src.lax import lax
+
+from coop_jax._src.compat import arrays
+from coop_jax._src.compat.array_methods import ArrayMethods
+from coop_jax._src.stacks import Stack
 
 _ESCAPED = (
     " It was made inside a coop_jax.remat_eager call that has ended, and its memory with it. Return"
@@ -71,12 +77,16 @@ class Session(Protocol):
         """The contents, brought back first where they were evicted."""
         ...
 
+    def as_value(self, x: Any) -> Value:
+        """The value of a stack as a whole."""
+        ...
+
     def release_hint(self, value: Any) -> None:
         """Nothing is likely to read this again: its memory may go. It must stay recoverable."""
         ...
 
 
-class EagerTracer(core.Tracer["EagerTrace"]):
+class EagerTracer(ArrayMethods, core.Tracer["EagerTrace"]):
     """Stands for one value of a session; behaves as the `jax.Array` it would be without one."""
 
     __slots__ = ("_held",)
@@ -119,15 +129,6 @@ class EagerTracer(core.Tracer["EagerTrace"]):
         """The tracer itself: a value never turns into an array of its own accord."""
         return self
 
-    def __array__(
-        self, dtype: Any = None, context: None = None, copy: bool | None = None
-    ) -> np.ndarray[Any, Any]:
-        del (
-            context,
-            copy,
-        )  # Always a copy: a view would outlive the block of the pool that it points into.
-        return np.array(self.concrete(), dtype=dtype, copy=True)
-
     def __bool__(self) -> bool:
         return bool(self.concrete())
 
@@ -152,7 +153,16 @@ class EagerTracer(core.Tracer["EagerTrace"]):
     def __repr__(self) -> str:
         if self._trace.session is None:
             return f"EagerTracer<{self.aval}>(its call has ended)"
-        return repr(self.concrete())
+        aval: Any = self.aval
+        return repr(
+            arrays.with_aval(
+                self.concrete(),
+                weak_type=getattr(aval, "weak_type", False),
+                committed=False,
+                shape=aval.shape,
+                dtype=aval.dtype,
+            )
+        )
 
     def _short_repr(self) -> str:
         return str(self)
@@ -163,33 +173,37 @@ class EagerTracer(core.Tracer["EagerTrace"]):
     def __deepcopy__(self, memo: Any) -> EagerTracer:
         return self
 
-    def item(self, *args: Any) -> Any:
-        """As `jax.Array.item`."""
-        return self.concrete().item(*args)
-
-    def tolist(self) -> Any:
-        """As `jax.Array.tolist`."""
-        return self.concrete().tolist()
-
-    def tobytes(self, order: Any = "C") -> bytes:
-        """As `jax.Array.tobytes`."""
-        return np.asarray(self).tobytes(order)
-
     def block_until_ready(self) -> EagerTracer:
         """Waits for the contents, and returns the tracer."""
         self.concrete().block_until_ready()
         return self
 
-    def copy_to_host_async(self) -> None:
-        """Does nothing: contents are copied when they are asked for."""
-
-    def devices(self) -> set[Any]:
-        """As `jax.Array.devices`."""
-        return set(self.concrete().devices())
-
     def is_deleted(self) -> bool:
         """Never: an evicted value is brought back when it is needed."""
         return False
+
+
+class StackTracer(EagerTracer):
+    """What a scan stacked, in parts as long as nothing needs it whole.
+
+    Not a class for hot paths to meet: operations look for `EagerTracer` itself first.
+    """
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        """The session's value of the whole."""
+        session = self._trace.session
+        if type(self._held) is Stack and session is not None:
+            with core.set_current_trace(core.eval_trace):
+                self._held = session.as_value(self._held)
+        return self._held
+
+    @property
+    def held_value(self) -> Any:
+        """The session's value, or the stack."""
+        return self._held
 
 
 class EagerTrace(core.Trace):
@@ -210,8 +224,8 @@ class EagerTrace(core.Trace):
         self.session = None
 
     def wrap(self, value: Any) -> EagerTracer:
-        """A tracer for a value of the session."""
-        return EagerTracer(self, value)
+        """A tracer for a value or a stack of the session."""
+        return (EagerTracer if type(value) is not Stack else StackTracer)(self, value)
 
     def value_of(self, x: object) -> Any:
         """The value behind a tracer of this trace; None for anything else."""
@@ -224,13 +238,16 @@ class EagerTrace(core.Trace):
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         """Runs `primitive` now; an array of equal elements only when it is first read."""
         if primitive is lax.broadcast_in_dim_p and _is_fill(tracers):
+            if core.typeof(tracers[0]).dtype == float0:  # tangents of integers: nothing to compute
+                with core.set_current_trace(core.eval_trace):
+                    return core.eval_trace.process_primitive(primitive, tracers, params)
             return EagerTracer(self, _Fill(primitive, tracers, params))
         if primitive is lax.convert_element_type_p and _keeps_type(self, tracers[0], params):
             return tracers[0]
         values = self.apply(primitive, tracers, params)
         if primitive.multiple_results:
-            return [EagerTracer(self, value) for value in values]
-        return EagerTracer(self, values[0])
+            return [self.wrap(value) for value in values]
+        return self.wrap(values[0])
 
     def apply(self, primitive: Any, tracers: Any, params: Any) -> Sequence[Value]:
         """Has the session run `primitive`."""
@@ -242,7 +259,7 @@ class EagerTrace(core.Trace):
         operands = [
             (t._held if type(t._held) is not _Fill else t.value)
             if type(t) is EagerTracer and t._trace is self
-            else _concrete_operand(t)
+            else _other_operand(self, t)
             for t in tracers
         ]
         # As `core.set_current_trace`, without making an object: this is done for every operation.
@@ -281,6 +298,13 @@ class EagerTrace(core.Trace):
             return fun.call_wrapped(*tracers)
 
 
+def held_by(session: Session, x: Any) -> Any:
+    """What a tracer stands for in a program that closes over it; anything else as it is."""
+    if not isinstance(x, EagerTracer):
+        return x
+    return x.value if x._trace.session is session else x.concrete()
+
+
 def _keeps_type(trace: EagerTrace, x: Any, params: Any) -> bool:
     # JAX converts every known tracer, also to the type it has: an operation per operand.
     if type(x) is not EagerTracer or x._trace is not trace:
@@ -316,12 +340,15 @@ def _is_fill(operands: Any) -> bool:
     return aval.shape == () and isinstance(aval.dtype, np.dtype)
 
 
-def _concrete_operand(x: Any) -> Any:
-    """A concrete operand as it is; the contents of a tracer of an enclosing eager call."""
+def _other_operand(trace: EagerTrace, x: Any) -> Any:
+    """A stack or a concrete operand as it is; the contents of a tracer of an enclosing call."""
+    if type(x) is StackTracer and x._trace is trace:
+        return x._held
     if isinstance(x, EagerTracer):
         return x.concrete()
     if isinstance(x, core.Tracer):
-        raise TypeError(_FOREIGN.format(kind=type(x).__name__, aval=x.aval))
+        detail = _FOREIGN.format(kind=type(x).__name__, aval=x.aval)
+        raise core.escaped_tracer_error(x, f" {detail}")
     return x
 
 
