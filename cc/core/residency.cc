@@ -46,6 +46,7 @@ void Residency::UpdateUse() {
   stats.in_use_bytes = blocks_.held_bytes() - stats.reserved_bytes;
   stats.peak_in_use_bytes =
       std::max(stats.peak_in_use_bytes, stats.in_use_bytes + stats.outside_bytes);
+  stats.peak_outside_bytes = std::max(stats.peak_outside_bytes, stats.outside_bytes);
 }
 
 BlockId Residency::Take(BlockId free_block, int64_t bytes, Side side, int32_t holder) {

@@ -107,6 +107,7 @@ class Residency {
   [[nodiscard]] Side AdoptionSide() const;
   void ResetPeak() {
     scalars_.stats.peak_in_use_bytes = scalars_.stats.in_use_bytes + scalars_.stats.outside_bytes;
+    scalars_.stats.peak_outside_bytes = scalars_.stats.outside_bytes;
   }
   void CountSearch(double fragmentation);
   void CountSearchSeconds(double seconds) { scalars_.stats.search_seconds += seconds; }

@@ -100,17 +100,20 @@ void Residency::Validate() const {
         "bytes in use are those of held blocks");
   Check(stats.peak_in_use_bytes >= stats.in_use_bytes + stats.outside_bytes,
         "the peak is not below the present use");
+  Check(stats.peak_outside_bytes >= stats.outside_bytes,
+        "the peak outside the pool is not below the present one");
   Check(unwanted_.empty(), "dead storages are collected at once");
 }
 
 uint64_t Residency::Fingerprint() const {
   uint64_t hash = neighborhood_.Fingerprint(graph_.Fingerprint(blocks_.Fingerprint(0)));
   const Stats& s = scalars_.stats;
-  return HashValues(
-      hash, s.operations, s.recomputations, s.evictions, Bits(s.compute_seconds),
-      Bits(s.recompute_seconds), s.searches, Bits(s.fragmentation_sum), Bits(s.fragmentation_max),
-      s.fragmentation_count, s.in_use_bytes, s.outside_bytes, s.reserved_bytes, s.peak_in_use_bytes,
-      Bits(scalars_.clock_seconds), scalars_.adopted_left_bytes, scalars_.adopted_right_bytes);
+  return HashValues(hash, s.operations, s.recomputations, s.evictions, Bits(s.compute_seconds),
+                    Bits(s.recompute_seconds), s.searches, Bits(s.fragmentation_sum),
+                    Bits(s.fragmentation_max), s.fragmentation_count, s.in_use_bytes,
+                    s.outside_bytes, s.reserved_bytes, s.peak_in_use_bytes, s.peak_outside_bytes,
+                    Bits(scalars_.clock_seconds), scalars_.adopted_left_bytes,
+                    scalars_.adopted_right_bytes);
 }
 
 }  // namespace coop

@@ -131,6 +131,7 @@ struct Stats {
   int64_t outside_bytes = 0;      // counted, not in the pool
   int64_t reserved_bytes = 0;     // by Reserve
   int64_t peak_in_use_bytes = 0;  // greatest in_use_bytes + outside_bytes so far
+  int64_t peak_outside_bytes = 0;
 };
 
 // A range of the pool.

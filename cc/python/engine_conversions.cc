@@ -55,6 +55,7 @@ nb::dict StatsDict(const Stats& stats) {
   dict["outside_bytes"] = stats.outside_bytes;
   dict["reserved_bytes"] = stats.reserved_bytes;
   dict["peak_in_use_bytes"] = stats.peak_in_use_bytes;
+  dict["peak_outside_bytes"] = stats.peak_outside_bytes;
   return dict;
 }
 

@@ -5,7 +5,8 @@ engine and programs, not arrays or executables, so that simulation can share it.
 
 The budget is divided so that it can never be exceeded:
   budget = pool blocks + reservation,
-  reservation = inputs and constants outside the pool + all small values + the largest workspace.
+  reservation = what is outside the pool at any one time (inputs, constants, small values)
+                + the largest workspace.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 
 from coop_jax import _core
 from coop_jax._src import costs, policies
-from coop_jax._src.program import Program
+from coop_jax._src.program import Program, Storage
 
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
 
@@ -57,17 +58,31 @@ def first_residency(program: Program) -> Residency:
     return Residency(where, (-1,) * len(where), tuple(program.donated), ())
 
 
-def outside_bytes(program: Program, residency: Residency) -> int:
-    """Bytes that the call holds outside the pool: inputs, constants, small values."""
-    inputs = {}
+def _outside_bytes(program: Program, residency: Residency) -> int:
+    """The most that lies outside the pool at any one time, if nothing lives longer than it must.
+
+    Recipes may keep a small value for longer; then the plan says so.
+    """
+    inputs: dict[int, int] = {}
     for value, where in zip(program.inputs, residency.where, strict=True):
         storage = program.values[value].storage
         inputs[storage] = program.storages[storage].nbytes if where == OUTSIDE else 0
-    total = sum(inputs.values())
-    for number, storage_record in enumerate(program.storages):
-        if storage_record.outside and number not in inputs:
-            total += -(-storage_record.nbytes // 64) * 64
-    return total
+    for value, _ in program.constants:
+        storage = program.values[value].storage
+        inputs[storage] = _rounded(program.storages[storage])
+    now = most = sum(inputs.values())
+    for operation, released in zip(program.operations, program.releases, strict=True):
+        for storage in {program.values[v].storage for v in operation.results}:
+            now += _rounded(program.storages[storage])
+        most = max(most, now)
+        for storage in released:
+            now -= inputs[storage] if storage in inputs else _rounded(program.storages[storage])
+    return most
+
+
+def _rounded(storage: Storage) -> int:
+    """What a storage takes outside the pool: nothing if it is in the pool."""
+    return -(-storage.nbytes // 64) * 64 if storage.outside else 0
 
 
 def core_program(program: Program, donated: Sequence[bool]) -> _core.Program:
@@ -86,7 +101,7 @@ def core_program(program: Program, donated: Sequence[bool]) -> _core.Program:
         out_begin.append(len(outs))
         release_begin.append(len(releases))
     return _core.Program(
-        storage_bytes=[s.nbytes for s in program.storages],
+        storage_bytes=[_rounded(s) if s.outside else s.nbytes for s in program.storages],
         storage_outside=[s.outside for s in program.storages],
         input_storages=[program.values[v].storage for v in program.inputs]
         + [program.values[v].storage for v, _ in program.constants],
@@ -111,9 +126,38 @@ def make_plan(
     settings: PlanSettings,
     *,
     capacity_bytes: int,
+    workspace_bytes: int,
+) -> _core.Plan:
+    """Plans a call; its statistics say how much is outside the pool (`peak_outside_bytes`).
+
+    Args:
+      program: what to plan.
+      engine_program: the engine's view of it, from `core_program`.
+      residency: where the inputs lie.
+      settings: the policy and what costs are.
+      capacity_bytes: the budget.
+      workspace_bytes: XLA's temporary memory of the operation that needs most.
+    """
+    outside = _outside_bytes(program, residency)
+    while True:
+        plan = _plan_within(
+            program, engine_program, residency, settings, capacity_bytes, outside + workspace_bytes
+        )
+        needed = plan.stats["peak_outside_bytes"]
+        if not plan.feasible or needed <= outside:
+            return plan
+        outside = needed  # more than before, and never more than all of it
+
+
+def _plan_within(
+    program: Program,
+    engine_program: _core.Program,
+    residency: Residency,
+    settings: PlanSettings,
+    capacity_bytes: int,
     reserve_bytes: int,
 ) -> _core.Plan:
-    """Plans a call.
+    """Plans a call with a given reservation.
 
     Outputs are kept once computed (evicting them only to recompute them at the end costs more than
     it gives); where that does not fit, they may be evicted like anything else. Where the fast
@@ -150,17 +194,20 @@ def unbudgeted_peak(
 ) -> int:
     """Bytes that the program needs at its peak when nothing is evicted, everything counted."""
     residency = first_residency(program)
+    policy = policies.with_forced_eviction(settings.policy, False)
+    settings = dataclasses.replace(settings, policy=policy)
     plan = make_plan(
         program,
         engine_program,
         residency,
         settings,
         capacity_bytes=UNLIMITED_BYTES,
-        reserve_bytes=0,
+        workspace_bytes=0,
     )
-    # The engine counts small values when they are alive, the reservation counts them all.
-    small = outside_bytes(program, residency)
-    return int(plan.peak_bytes) + small + workspace_bytes - _outside_inputs(program, residency)
+    # The engine counts small values when they are alive, the reservation the most there ever are.
+    stats = plan.stats
+    small = stats["peak_outside_bytes"] - _outside_inputs(program, residency)
+    return int(stats["peak_in_use_bytes"]) + small + workspace_bytes
 
 
 def _outside_inputs(program: Program, residency: Residency) -> int:
@@ -179,7 +226,7 @@ def smallest_budget(
     engine_program: _core.Program,
     residency: Residency,
     settings: PlanSettings,
-    reserve_bytes: int,
+    workspace_bytes: int,
     known_infeasible: int,
 ) -> int | None:
     """The least budget, to 1%, at which the call would fit; found by planning, nothing runs."""
@@ -192,7 +239,7 @@ def smallest_budget(
                 residency,
                 settings,
                 capacity_bytes=budget,
-                reserve_bytes=reserve_bytes,
+                workspace_bytes=workspace_bytes,
             ).feasible
         )
 

@@ -332,7 +332,6 @@ class BudgetedFunction(Generic[P, R]):
     ) -> CompiledPlan:
         engine_program = engine_program_of(signature, program, residency.donated)
         settings = runtime._settings
-        outside = planning.outside_bytes(program, residency)
         capacity = runtime.capacity_bytes()
 
         def attempt(workspace: int) -> _core.Plan:
@@ -342,12 +341,12 @@ class BudgetedFunction(Generic[P, R]):
                 residency,
                 settings,
                 capacity_bytes=capacity,
-                reserve_bytes=outside + workspace,
+                workspace_bytes=workspace,
             )
             if not plan.feasible:
                 # The budget that would do includes the workspace, which only compiling tells.
                 needed = max(workspace, compile_all(signature, program, runtime))
-                raise exceeded(runtime, program, engine_program, residency, plan, outside + needed)
+                raise exceeded(runtime, program, engine_program, residency, plan, needed)
             return plan
 
         attempt(0)  # a budget that is too small is known before anything is compiled
@@ -362,7 +361,7 @@ class BudgetedFunction(Generic[P, R]):
                 runtime.memory(),
                 runtime._cache,
                 workspace_bytes=workspace,
-                outside_bytes=outside,
+                outside_bytes=plan.stats["peak_outside_bytes"],
             )
             if compiled.workspace_bytes <= workspace:
                 return compiled

@@ -217,7 +217,7 @@ def exceeded(
     engine_program: _core.Program,
     residency: Residency,
     plan: _core.Plan,
-    reserve_bytes: int,
+    workspace_bytes: int,
 ) -> BudgetExceededError:
     failure = plan.failure
     assert failure is not None
@@ -231,7 +231,7 @@ def exceeded(
         engine_program,
         residency,
         runtime._settings,
-        reserve_bytes,
+        workspace_bytes,
         runtime.capacity_bytes(),
     )
     return runtime.exceeded(failure, operation, source, smallest)
