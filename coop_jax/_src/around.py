@@ -197,9 +197,9 @@ def _refuse_references(values: Sequence[Any]) -> None:
         for x in values
     ):
         raise NotImplementedError(
-            "a mutable reference (jax.new_ref) reaches a coop_jax function under jax.grad, vmap or the"
-            " like: put the transformation inside the function, or pass the contents, ref[...], and"
-            " return the new ones"
+            "a mutable reference (jax.new_ref) reaches a coop_jax function under jax.grad, vmap or"
+            " the like: put the transformation inside the function, or pass the contents, ref[...],"
+            " and return the new ones"
         )
 
 
