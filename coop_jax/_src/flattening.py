@@ -118,6 +118,7 @@ class Flattener:
             return atom
         if isinstance(atom, LiteralValue):
             return self._constant(np.asarray(atom.value, atom.aval.dtype))
+        assert isinstance(atom, Stack), "invariant: a reference is no operand of an operation"
         if atom.whole is None:
             atom.whole = stacks.put_together(
                 [self.number(p) for p in atom.parts],
@@ -240,7 +241,8 @@ class Flattener:
                 return atom
         if not stacks.is_part_by_part(eqn.primitive, [out], avals):
             return None
-        return stacks.part_by_part(self, eqn, operands, avals, out)
+        result: _Atom = stacks.part_by_part(self, eqn, operands, avals, out)
+        return result
 
     def _may_view(self, number: int) -> bool:
         aval = self.avals[number]
@@ -251,7 +253,7 @@ class Flattener:
         )
 
     def _operation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
-        atoms = [self.number(a) if isinstance(a, Stack) else a for a in operands]
+        atoms = [a if isinstance(a, LiteralValue) else self.number(a) for a in operands]
         kernel, numbers = kernel_of(self.cache, eqn, atoms, lambda number: self.avals[number])
         effectful = bool(eqn.effects) or eqn.primitive.name in primitives.IMPURE
         info = eqn.source_info

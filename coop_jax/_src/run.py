@@ -41,6 +41,7 @@ from coop_jax._src.signatures import (
     flatten_arguments,
     leaf_key,
     residency_of,
+    separate,
 )
 
 P = ParamSpec("P")
@@ -303,6 +304,7 @@ class BudgetedFunction(Generic[P, R]):
     ) -> list[jax.Array]:
         memory = runtime.memory()
         inputs = [arrays.stored(x) for x in inputs]
+        inputs = separate(program, inputs)
         residency = residency_of(runtime, program, inputs)
         plan = signature.plans.get(residency)
         if plan is None:

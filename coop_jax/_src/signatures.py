@@ -192,6 +192,23 @@ def residency_of(runtime: Runtime, program: Program, inputs: Sequence[jax.Array]
     return Residency(tuple(where), tuple(offsets), tuple(donated), others)
 
 
+def separate(program: Program, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+    """The inputs; of donated ones that share memory outside the pool, and are viewed, copies.
+
+    A view is of memory in the pool. What is shared cannot be moved there; a copy can.
+    """
+    places = [_address(x) for x in inputs]
+    count = collections.Counter(p for p in places if p is not None)
+    separated = list(inputs)
+    for number, (x, place) in enumerate(zip(inputs, places, strict=True)):
+        storage = program.storages[program.values[program.inputs[number]].storage]
+        viewed = program.donated[number] and not storage.outside and len(storage.values) > 1
+        if viewed and place is not None and count[place] > 1:
+            separated[number] = x.copy()
+            arrays.wait(separated[number])
+    return separated
+
+
 def _address(x: jax.Array) -> int | None:
     if x.size == 0 or not hasattr(x, "unsafe_buffer_pointer"):
         return None

@@ -177,6 +177,12 @@ class _ShapesOnly:
     def concrete(self, value: Any) -> jax.Array:
         raise AssertionError("measuring reads no contents")
 
+    def as_value(self, x: Any) -> _Shape:
+        raise AssertionError("measuring makes no stacks")
+
+    def cell_of(self, ref: Any) -> Any:
+        raise AssertionError("measuring makes no references")
+
     def release_hint(self, value: Any) -> None:
         pass
 
