@@ -182,11 +182,6 @@ def test_scopes_nest() -> None:
     assert_same_bits(run_eagerly(outer, X)[0], jnp.asarray(X[1] * X[0] + X[2]))
 
 
-def test_references_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="mutable references"):
-        run_eagerly(lambda x: jax.new_ref(x)[...], X)
-
-
 def test_keys_are_operands_and_results() -> None:
     def split(key: Any, old: Any) -> Any:
         return jax.random.split(key)[1], jax.random.split(old), jax.random.normal(key, (2,))

@@ -7,6 +7,7 @@ read. What the engine knows is the past alone, so plans are made as the program 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import jax
 
 from coop_jax._src import around, kernels, planning, policies
 from coop_jax._src import budget as budgets
-from coop_jax._src.compat import arrays, jaxprs, transforms
+from coop_jax._src.compat import arrays, jaxprs, refs, transforms
 from coop_jax._src.compat import eager as _scope
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.program import DynamicControlFlow, build_program
@@ -169,7 +170,7 @@ class EagerFunction(Generic[P, R]):
         committed = any(arrays.is_committed(x) for x in leaves if isinstance(x, jax.Array))
         try:
             with _scope.eager_scope(session) as trace:
-                wrapped = [trace.wrap(session.value_of(x)) if _is_array(x) else x for x in leaves]
+                wrapped = [trace.wrap(_operand(session, x)) if _is_array(x) else x for x in leaves]
                 args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
                 del wrapped
                 result = self._fn(*args, **kwargs)
@@ -177,6 +178,7 @@ class EagerFunction(Generic[P, R]):
                 flat, out_tree = jax.tree_util.tree_flatten(result)
                 del result
                 values = [trace.value_of(x) for x in flat]
+            session.write_back()
             out: list[Any] = []
             for x, v in zip(flat, values, strict=True):
                 try:
@@ -187,6 +189,10 @@ class EagerFunction(Generic[P, R]):
                     del out[needed() :]
                     return out
             del values, flat
+        except BaseException:
+            with contextlib.suppress(BudgetExceededError):
+                session.write_back()  # what was written before an error stays written
+            raise
         finally:
             session.close()
         return jax.tree_util.tree_unflatten(out_tree, out)
@@ -244,6 +250,10 @@ def _lent(session: Session, value: Any, committed: bool) -> jax.Array:
         shape=aval.shape,
         dtype=aval.dtype,
     )
+
+
+def _operand(session: Session, x: Any) -> Any:
+    return session.cell_of(x) if refs.is_ref(x) else session.value_of(x)
 
 
 def _is_array(x: Any) -> bool:

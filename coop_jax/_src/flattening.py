@@ -118,7 +118,11 @@ class Flattener:
             return atom
         if isinstance(atom, LiteralValue):
             return self._constant(np.asarray(atom.value, atom.aval.dtype))
-        assert isinstance(atom, Stack), "invariant: a reference is no operand of an operation"
+        if isinstance(atom, RefCell):
+            raise TypeError(
+                f"a mutable reference ({atom.aval}) was used as an array or returned: return"
+                " ref[...] instead"
+            )
         if atom.whole is None:
             atom.whole = stacks.put_together(
                 [self.number(p) for p in atom.parts],

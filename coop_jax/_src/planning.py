@@ -206,7 +206,7 @@ def unbudgeted_peak(
     )
     # The engine counts small values when they are alive, the reservation the most there ever are.
     stats = plan.stats
-    small = stats["peak_outside_bytes"] - _outside_inputs(program, residency)
+    small: int = stats["peak_outside_bytes"] - _outside_inputs(program, residency)
     return int(stats["peak_in_use_bytes"]) + small + workspace_bytes
 
 

@@ -27,9 +27,11 @@ import numpy as np
 from coop_jax import _core
 from coop_jax._src import costs, interpreter
 from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executor import launch
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.preparing import Prepared, Preparer
+from coop_jax._src.refs import RefCell
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.stacks import Stack
 from coop_jax._src.values import Value, aval_of_key, key_of, operand_key
@@ -66,6 +68,7 @@ class Session:
         unlimited = runtime.budget_bytes is None
         core.reserved_bytes = runtime.capacity_bytes() if unlimited else 0
         self._peak_bytes = 0
+        self._cells: dict[int, tuple[Any, RefCell, Any]] = {}
         self._externals: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._memory.pool.drain_freed()
         self._foreign: dict[int, Value] = {}
@@ -115,6 +118,24 @@ class Session:
         self._core.donate(value.storage)
         return value
 
+    def cell_of(self, ref: Any) -> RefCell:
+        """The cell of a reference of the caller's, which gets its last contents by `write_back`."""
+        known = self._cells.get(id(ref))
+        if known is None:
+            cell = RefCell(ref.aval, self.value_of(compat_refs.contents(ref)))
+            known = self._cells[id(ref)] = (ref, cell, cell.current)
+        return known[1]
+
+    def write_back(self) -> None:
+        """Gives the caller's references what was written into them."""
+        written = [
+            (r, cell) for r, cell, first in self._cells.values() if cell.current is not first
+        ]
+        self._cells.clear()
+        for ref, cell in written:
+            (array,) = self.take([self.as_value(cell.current)])
+            compat_refs.set_contents(ref, arrays.committed(array))
+
     def as_value(self, x: Any) -> Value:
         """A value, whatever a jaxpr returned: a value, an argument or a constant."""
         x = interpreter.whole(self, x)
@@ -140,6 +161,7 @@ class Session:
     def take(self, values: Sequence[Value]) -> list[jax.Array]:
         """Brings values back, for good, as arrays that outlive the session."""
         core = self._core
+        self._reserve()  # a function that runs nothing returns what lies outside
         out = []
         for value in values:
             core.bring(self, value.storage)
@@ -187,7 +209,7 @@ class Session:
             body = jaxprs.call_body(primitive, params)
             assert body is not None
             results = interpreter.call(self, body[0], body[1], list(operands))
-        return [x if type(x) is Stack else self.as_value(x) for x in results]
+        return [x if type(x) in (Stack, RefCell) else self.as_value(x) for x in results]
 
     def prepare(self, eqn: Any, operands: Sequence[Any]) -> Prepared | None:
         """What to run for an equation; None for a call that is to be taken apart."""
@@ -320,3 +342,4 @@ class Session:
         core.clear()
         self._externals.clear()
         self._foreign.clear()
+        self._cells.clear()

@@ -16,6 +16,7 @@ import numpy as np
 from coop_jax import _core
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.equations import LiteralValue
+from coop_jax._src.refs import RefCell
 from coop_jax._src.stacks import Stack
 
 Value = _core.Value
@@ -59,7 +60,7 @@ def operand_key(x: Any) -> Hashable:
     """What a compiled operation depends on of an operand that is no value."""
     if type(x) is LiteralValue:
         return jaxprs.literal_key(x.value), str(x.aval.dtype)
-    if type(x) is Stack:
-        return Stack  # nothing is prepared for stacks: see `interpreter.apply`
+    if type(x) in (Stack, RefCell):
+        return type(x).__name__  # nothing is prepared for these: see `interpreter.apply`
     aval = jaxprs.aval_of(x)
     return aval.shape, aval.dtype, getattr(aval, "weak_type", False)

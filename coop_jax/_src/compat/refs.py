@@ -10,7 +10,7 @@ are kept by those. Thread rule: as JAX's caches. Cost: a trace for each form of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -124,13 +124,13 @@ class _Zeros(_Part):
         return jax.numpy.zeros(shape, dtype)
 
 
-def _traced(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
+def _traced(function: _Part, avals: Sequence[Any]) -> Any:
     # Keyed by the class too: a conversion and zeros may have equal keys.
-    return _trace(type(function), function, tuple(avals))
+    return _trace(type(function).__name__, function, tuple(avals))
 
 
 @functools.lru_cache(maxsize=4096)
-def _trace(kind: type, function: Callable[..., Any], avals: tuple[Any, ...]) -> Any:
+def _trace(kind: str, function: _Part, avals: tuple[Any, ...]) -> Any:
     del kind
     specs = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))

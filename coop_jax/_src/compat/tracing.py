@@ -35,6 +35,8 @@ from jax._src.lax import lax
 
 from coop_jax._src.compat import arrays
 from coop_jax._src.compat.array_methods import ArrayMethods
+from coop_jax._src.compat.refs import is_ref
+from coop_jax._src.refs import RefCell
 from coop_jax._src.stacks import Stack
 
 _ESCAPED = (
@@ -45,10 +47,7 @@ _FOREIGN = (
     "a coop_jax.remat_eager function met a {kind} of a JAX transformation around its call, or of one"
     " that has ended: {aval}. If the function closes over that value, pass it as an argument."
 )
-_REFERENCE = (
-    "{primitive}: mutable references (jax.new_ref) are not supported in an eager coop_jax call."
-    " Return the new value instead."
-)
+_REFERENCE = "a mutable reference ({aval}) was used as an array: read it with ref[...]"
 _SHARD_MAP = (
     "shard_map is not supported directly in an eager coop_jax call: a runtime belongs to one"
     " device. Wrap the mapped function in jax.jit."
@@ -79,6 +78,10 @@ class Session(Protocol):
 
     def as_value(self, x: Any) -> Value:
         """The value of a stack as a whole."""
+        ...
+
+    def cell_of(self, ref: Any) -> RefCell:
+        """The cell of a reference of the caller's."""
         ...
 
     def release_hint(self, value: Any) -> None:
@@ -206,6 +209,28 @@ class StackTracer(EagerTracer):
         return self._held
 
 
+class RefTracer(EagerTracer):
+    """A mutable reference: a cell with the value that is its contents now."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        """Refuses: a reference is no array."""
+        raise TypeError(_REFERENCE.format(aval=self.aval))
+
+    @property
+    def held_value(self) -> None:
+        """Nothing that could be released."""
+        return
+
+    def __repr__(self) -> str:
+        return f"EagerRef<{self.aval}>"
+
+
+_TRACERS: dict[type, type[EagerTracer]] = {Stack: StackTracer, RefCell: RefTracer}
+
+
 class EagerTrace(core.Trace):
     """Executes each primitive at once on `session`, until `close`."""
 
@@ -224,8 +249,8 @@ class EagerTrace(core.Trace):
         self.session = None
 
     def wrap(self, value: Any) -> EagerTracer:
-        """A tracer for a value or a stack of the session."""
-        return (EagerTracer if type(value) is not Stack else StackTracer)(self, value)
+        """A tracer for a value, a stack or a reference of the session."""
+        return _TRACERS.get(type(value), EagerTracer)(self, value)
 
     def value_of(self, x: object) -> Any:
         """The value behind a tracer of this trace; None for anything else."""
@@ -254,8 +279,6 @@ class EagerTrace(core.Trace):
         session = self.session
         if session is None:
             raise RuntimeError("an eager coop_jax call has ended, and its trace was used again")
-        if primitive.ref_primitive:
-            raise NotImplementedError(_REFERENCE.format(primitive=primitive))
         operands = [
             (t._held if type(t._held) is not _Fill else t.value)
             if type(t) is EagerTracer and t._trace is self
@@ -342,8 +365,10 @@ def _is_fill(operands: Any) -> bool:
 
 def _other_operand(trace: EagerTrace, x: Any) -> Any:
     """A stack or a concrete operand as it is; the contents of a tracer of an enclosing call."""
-    if type(x) is StackTracer and x._trace is trace:
+    if type(x) in (StackTracer, RefTracer) and x._trace is trace:
         return x._held
+    if is_ref(x):
+        return trace.session and trace.session.cell_of(x)
     if isinstance(x, EagerTracer):
         return x.concrete()
     if isinstance(x, core.Tracer):
