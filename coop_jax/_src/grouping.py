@@ -54,7 +54,7 @@ def is_group_body(jaxpr: Any, constants: Sequence[Any]) -> bool:
 
 
 def _computes_results(jaxpr: Any, constants: Sequence[Any]) -> bool:
-    if not is_cheap(jaxpr) or any(np.size(c) > 16 for c in constants):
+    if not is_cheap(jaxpr) or _hold_apart(constants):
         return False
     made = {v for e in jaxpr.eqns for v in e.outvars}
     if any(isinstance(x, jaxprs.Literal) or x not in made for x in jaxpr.outvars):
@@ -80,7 +80,7 @@ def is_cheap(jaxpr: Any) -> bool:
 def is_cheap_cond(params: dict[str, Any]) -> bool:
     """Whether computing all branches of a `cond` costs little more than deciding which."""
     constants = [c for b in params["branches"] for c in jaxprs.open_closed(b)[1]]
-    return all(np.size(c) <= 16 for c in constants) and all(
+    return not _hold_apart(constants) and all(
         is_cheap(b) for b in jaxprs.nested_jaxprs(params)
     )
 
@@ -92,7 +92,7 @@ def is_small_loop(name: str, params: dict[str, Any]) -> bool:
     if name == "while":
         body, constants = jaxprs.open_closed(params["body_jaxpr"])
         carried = [v.aval for v in body.outvars]
-        if sum(map(_nbytes, carried)) > _CARRY_BYTES or _holds_large(
+        if sum(map(_nbytes, carried)) > _CARRY_BYTES or _hold_apart(
             (*constants, *jaxprs.open_closed(params["cond_jaxpr"])[1])
         ):
             return False
@@ -100,7 +100,7 @@ def is_small_loop(name: str, params: dict[str, Any]) -> bool:
     else:
         scan = jaxprs.scan_parts(params)
         values = [*scan.body.invars[scan.num_consts :], *scan.body.outvars]
-        if any(_nbytes(v.aval) > SMALL_BYTES for v in values) or _holds_large(scan.constants):
+        if any(_nbytes(v.aval) > SMALL_BYTES for v in values) or _hold_apart(scan.constants):
             return False
         limit = SMALL_BYTES
     return all(
@@ -118,8 +118,9 @@ def _makes_at_most(jaxpr: Any, limit_bytes: int) -> bool:
     )
 
 
-def _holds_large(constants: Sequence[Any]) -> bool:
-    return any(np.size(c) > 16 for c in constants)
+def _hold_apart(constants: Sequence[Any]) -> bool:
+    """Whether one of them is large, or a value of an eager call, which a kernel must not hold."""
+    return any(np.size(c) > 16 or isinstance(c, jaxprs.Tracer) for c in constants)
 
 
 def _nbytes(aval: Any) -> int:

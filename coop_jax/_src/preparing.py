@@ -57,7 +57,8 @@ class Preparer:
         prepared = self._prepare_new(primitive, operands, params, context, effects, eqn)
         if len(self._cache.prepared) > _KEPT:
             self._cache.prepared.clear()
-        self._cache.prepared[quick] = prepared
+        if prepared is not None or not jaxprs.closes_over_tracers(params):
+            self._cache.prepared[quick] = prepared  # a key with a value in it would keep that
         return prepared
 
     def _prepare_new(

@@ -107,6 +107,19 @@ def nested_jaxprs(params: dict[str, Any]) -> Iterable[Any]:
                 yield open_closed(item)[0]
 
 
+def closes_over_tracers(params: dict[str, Any]) -> bool:
+    """Whether a program among the parameters, or one in it, has a tracer as a constant."""
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, (ClosedJaxpr, Jaxpr)):
+                jaxpr, constants = open_closed(item)
+                if any(isinstance(c, Tracer) for c in constants):
+                    return True
+                if any(closes_over_tracers(e.params) for e in jaxpr.eqns):
+                    return True
+    return False
+
+
 def is_dropped(variable: Any) -> bool:
     """Whether an output is never read."""
     return isinstance(variable, DropVar)
