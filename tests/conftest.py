@@ -4,6 +4,12 @@
 Warnings are errors (see pyproject.toml). Compiled operations are kept on disk, in
 JAX_COMPILATION_CACHE_DIR or for this session only, so that subprocesses and further budgets do not
 compile them again.
+
+`--force-eviction` runs the tests with everything evicted before each operation. Each test whose
+operations run in a runtime must then see recomputation, or it proves nothing there: it fails unless
+it is marked `no_recomputation(reason)`. What cannot hold in that mode (no evictions in a large
+budget, exact counts) is marked `unless_forced(reason)` and skipped. `--verify` compares every
+recomputed value with its first value. Both set environment variables, so subprocesses follow.
 """
 
 from __future__ import annotations
@@ -25,9 +31,61 @@ import coop_jax  # noqa: I001 - before the backend starts
 import jax
 import numpy as np
 import pytest
+from coop_jax._src import runtime as runtimes
+from coop_jax._src.verify import eviction_is_forced
 from faults import Operations
 
 _backend_compilations = 0
+_FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
+_ran = {"operations": 0, "recomputations": 0}  # in all runtimes of this process
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--force-eviction", action="store_true", help="evict before each operation")
+    parser.addoption("--verify", action="store_true", help="compare recomputed values")
+    parser.addoption("--programs", type=int, default=150, help="random programs to try")
+    parser.addoption("--first-seed", type=int, default=0, help="the seed of the first of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "no_recomputation(reason): recomputes nothing even when eviction is forced"
+    )
+    config.addinivalue_line("markers", "unless_forced(reason): skipped when eviction is forced")
+    for option, name in (("--force-eviction", _FORCED), ("--verify", _VERIFY)):
+        if config.getoption(option):
+            os.environ[name] = "1"
+    count = runtimes.Runtime.count
+
+    def counted(runtime: Any, stats: dict[str, Any], **sizes: int) -> None:
+        for name in _ran:
+            _ran[name] += stats[name]
+        count(runtime, stats, **sizes)
+
+    runtimes.Runtime.count = counted  # type: ignore[method-assign]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "program_seed" in metafunc.fixturenames:
+        first = metafunc.config.getoption("--first-seed")
+        count = metafunc.config.getoption("--programs")
+        metafunc.parametrize("program_seed", range(first, first + count))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("unless_forced")
+    if marker is not None and eviction_is_forced():
+        pytest.skip(f"eviction is forced: {marker.args[0]}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    before = dict(_ran)
+    yield
+    if not eviction_is_forced() or item.get_closest_marker("no_recomputation") is not None:
+        return
+    operations, recomputed = (_ran[name] - before[name] for name in _ran)
+    assert not operations or recomputed, f"none of {operations} operations was recomputed"
 
 
 def _count(event: str, duration_secs: float, **_: Any) -> None:

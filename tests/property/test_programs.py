@@ -1,0 +1,158 @@
+"""Random programs give the same bits at every budget, policy and switch; nothing is left behind.
+
+CI runs the first 150; nightly: `python -m pytest tests/property --programs 2000`. A failure names
+the command that runs its seed alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import random
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from conftest import bits_of
+from programs import RandomProgram, random_program
+
+import coop_jax
+
+# What happened over all programs: a budget that evicts nothing proves nothing.
+tally: collections.Counter[str] = collections.Counter()
+FIT_ATTEMPTS = 12
+
+
+def random_policy(draw: random.Random) -> coop_jax.Policy:
+    name = draw.choice(["coop", "coop", "dtr", "dte"])
+    if draw.random() < 0.4:
+        return coop_jax.Policy(name, evict_always=draw.random() < 0.3)
+    return coop_jax.Policy(
+        name,
+        draw.choice(["union_find", "exact"]),
+        sliding_window=draw.random() < 0.5 if name == "coop" else None,
+        cheap_partitioning=draw.random() < 0.5,
+        in_place=draw.random() < 0.5,
+        evict_always=draw.random() < 0.15,
+    )
+
+
+class Case:
+    """A program in one front end: what it gives without a budget, and in one."""
+
+    def __init__(self, program: RandomProgram, front_end: str, draw: random.Random):
+        self.program, self.front_end, self.draw = program, front_end, draw
+        free = coop_jax.Runtime(None)
+        values = self.call(free, donate=False)
+        self.expected, self.tree = bits_of(values), jax.tree_util.tree_structure(values)
+        self.values = jax.tree.map(_host, values)
+        del values
+        self.peak = free.stats().peak_bytes
+        assert left_in(free) == []
+
+    def call(self, runtime: coop_jax.Runtime, *, donate: bool) -> list[Any]:
+        program = self.program
+        if self.front_end == "remat_eager":
+            return coop_jax.remat_eager(program.fn, runtime=runtime)(*program.args)
+        positions = program.donate if donate else ()
+        step = coop_jax.run(program.fn, donate_argnums=positions, runtime=runtime)
+        args = [jax.device_put(x) if i in positions else x for i, x in enumerate(program.args)]
+        return step(*args)
+
+    def check_budgets(self) -> None:
+        """At a random budget, or the least at which it can do."""
+        policy, donate = random_policy(self.draw), self.draw.random() < 0.5
+        verify = self.draw.random() < 0.3
+        budget = int(self.peak * self.draw.uniform(0.3, 1.0))
+        for attempt in range(FIT_ATTEMPTS):
+            runtime = coop_jax.Runtime(budget, policy, verify=verify)
+            try:
+                found = self.call(runtime, donate=donate)
+            except coop_jax.BudgetExceededError as error:
+                tally["refused"] += attempt == 0
+                assert left_in(runtime) == [], "a refused call left something in the pool"
+                known = error.report.smallest_budget_bytes
+                budget = max(known or 0, budget + self.peak // 20)
+            else:
+                break
+        else:
+            pytest.fail(f"{budget} bytes do not suffice, {self.peak} did")
+        context = f"{self.front_end}, {policy}, budget {budget} of {self.peak}, {donate=}"
+        same(found, self.expected, self.tree, context)
+        del found
+        stats = runtime.stats()
+        assert stats.peak_bytes <= budget, context
+        assert left_in(runtime) == [], context
+        tally["runs"] += 1
+        tally["evicting runs"] += stats.rematerialisations > 0
+        self.program_evicted = stats.rematerialisations > 0
+
+
+def same(found: Any, expected: list[Any], tree: Any, context: str) -> None:
+    assert jax.tree_util.tree_structure(found) == tree, context
+    for number, (a, b) in enumerate(zip(bits_of(found), expected, strict=True)):
+        assert a[:2] == b[:2], f"{context}: output {number} is {a[:2]}, expected {b[:2]}"
+        assert a[2] == b[2], f"{context}: output {number} of {a[:2]}: bits differ"
+
+
+def left_in(runtime: coop_jax.Runtime) -> list[tuple[int, int]]:
+    gc.collect(0)
+    pool = runtime.memory().pool
+    pool.validate()
+    return list(pool.live_blocks())
+
+
+def _host(x: Any) -> np.ndarray[Any, Any]:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.array(x)
+
+
+def check_meaning(program: RandomProgram, values: list[Any]) -> None:
+    """The values are those of plain JAX, one primitive at a time: integers exactly."""
+    with jax.disable_jit():
+        expected = [_host(x) for x in program.fn(*program.args)]
+    for number, (a, b) in enumerate(zip(values, expected, strict=True)):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), f"output {number}"
+        if a.dtype.kind in "iub":
+            np.testing.assert_array_equal(a, b, err_msg=f"output {number}")
+        else:
+            wide = np.complex128 if a.dtype.kind == "c" else np.float64
+            np.testing.assert_allclose(
+                a.astype(wide), b.astype(wide), rtol=0.05, atol=0.05, err_msg=f"output {number}"
+            )
+
+
+def test_values_do_not_depend_on_the_budget(program_seed: int) -> None:
+    seed = program_seed
+    try:
+        check_seed(seed)
+    except BaseException as error:
+        error.add_note(
+            f"seed {seed}; alone: python -m pytest tests/property --programs 1 --first-seed {seed}"
+        )
+        raise
+
+
+def check_seed(seed: int) -> None:
+    program, draw = random_program(seed), random.Random(~seed)
+    evicted = False
+    for front_end, rounds in (("run", 2), ("remat_eager", 1)):
+        case = Case(program, front_end, draw)
+        if not program.wild:
+            check_meaning(program, case.values)
+        for _ in range(rounds):
+            case.check_budgets()
+            evicted = evicted or case.program_evicted
+    tally["programs"] += 1
+    tally["evicting programs"] += evicted
+
+
+def test_most_programs_evicted() -> None:
+    """Runs after the programs of this process; needs enough of them to say something."""
+    if tally["programs"] < 20:
+        pytest.skip("too few programs ran here")
+    print(dict(tally))
+    assert tally["evicting programs"] > tally["programs"] / 2
+    assert tally["evicting runs"] > tally["runs"] / 2
