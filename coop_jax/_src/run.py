@@ -239,7 +239,7 @@ class BudgetedFunction(Generic[P, R]):
             contents = iter(contents_of(refs))
             given = [next(contents) if compat_refs.is_ref(x) else x for x in given]
         inputs = [as_array(x, runtime.device) for x in given]
-        committed = any(arrays.is_committed(x) for x in inputs)
+        committed = any(arrays.is_committed(x) for x in given)
         if signature.program is None:
             values = self._run_online(runtime, signature, inputs, interrupts)
         else:
