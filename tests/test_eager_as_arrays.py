@@ -9,12 +9,13 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import coop_jax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_same_bits
+
+import coop_jax
 
 X = np.arange(128, dtype=np.float32).reshape(4, 32)
 
@@ -176,3 +177,30 @@ def test_a_tracer_that_escaped_is_named_as_jax_names_it() -> None:
 
     with pytest.raises(jax.errors.UnexpectedTracerError, match="unexpected tracer"):
         in_eager(jax.grad(use), np.float32(2))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_disabling_jit_does_not_take_values_out_of_the_pool(inside: bool) -> None:
+    def loop(x: jax.Array) -> Any:
+        total, sums = jax.lax.scan(lambda c, row: (c + row, jnp.sin(c + row)), x[0], x)
+        return total, sums[::-1], float(sums.sum())
+
+    def disabled(x: jax.Array) -> Any:
+        with jax.disable_jit():
+            return loop(x)
+
+    rows = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+    budget, policy = 64 << 10, coop_jax.Policy("coop", evict_always=True)
+    eager = coop_jax.remat_eager(disabled if inside else loop, budget=budget, policy=policy)
+    with jax.disable_jit():
+        expected = loop(jnp.asarray(rows))
+        found = eager(rows)
+    np.testing.assert_allclose(found[2], expected[2], rtol=1e-4)
+    assert eager.runtime.stats().rematerialisations > 8
+    assert eager.runtime.stats().bytes_in_use > found[1].nbytes
+    for a, b in zip(found[:2], expected[:2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+    step = coop_jax.run(lambda x: jnp.sin(x).T @ jnp.cos(x), budget="4MiB")
+    with jax.disable_jit():
+        product = step(rows)
+    assert step.runtime.stats().bytes_in_use >= product.nbytes

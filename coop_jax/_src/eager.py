@@ -241,7 +241,8 @@ class EagerFunction(Generic[P, R]):
 
 def _lent(session: Session, value: Any, committed: bool) -> jax.Array:
     """The contents of a value as an array that outlives the session."""
-    (taken,) = session.take([value])
+    with arrays.compiling():
+        (taken,) = session.take([value])
     aval = value.aval
     return arrays.with_aval(
         taken,

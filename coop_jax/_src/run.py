@@ -162,7 +162,7 @@ class BudgetedFunction(Generic[P, R]):
             signature = self._trace(static, leaves, tree, donated)
             self._signatures[key] = signature
         runtime = self._runtime or self._make_runtime(signature)
-        with runtime.exclusive(), DeferredInterrupts() as interrupts:
+        with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
             outputs = self._run(runtime, signature, leaves, interrupts)
         return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
 
@@ -270,7 +270,8 @@ class BudgetedFunction(Generic[P, R]):
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
         """Operations are planned one by one, as the values that decide become known."""
-        session = Session(runtime, interrupts)
+        donated = [x for x, d in zip(inputs, signature.donated, strict=True) if d]
+        session = Session(runtime, interrupts, donated)
         try:
             operands: list[Any] = [
                 session.donated_value_of(x) if donated else session.value_of(x)

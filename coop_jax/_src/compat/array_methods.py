@@ -10,6 +10,7 @@ Threads: `install` is idempotent; nothing else is shared. Complexity: a copy of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ class ArrayMethods:
     ) -> np.ndarray[Any, Any]:
         # As an array gives it: not writable unless it is a copy. NumPy 1 has no such argument.
         del context
-        asked = {} if copy is None else {"copy": copy}
+        asked: dict[str, Any] = {} if copy is None else {"copy": copy}
         return np.asarray(self.concrete(), dtype=dtype, **asked)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
@@ -44,7 +45,7 @@ class ArrayMethods:
         return self.concrete().__dlpack__(**asked)
 
     def __dlpack_device__(self) -> Any:
-        return self.concrete().__dlpack_device__()
+        return self.concrete().__dlpack_device__()  # type: ignore[attr-defined]
 
     @property
     def __cuda_array_interface__(self) -> Any:
@@ -79,7 +80,7 @@ class ArrayMethods:
     @property
     def format(self) -> Any:
         """As `jax.Array.format`."""
-        return self.concrete().format
+        return self.concrete().format  # type: ignore[attr-defined]
 
     @property
     def committed(self) -> bool:
@@ -112,7 +113,7 @@ class ArrayMethods:
 
     def on_device_size_in_bytes(self) -> int:
         """As `jax.Array.on_device_size_in_bytes`."""
-        return int(self.concrete().on_device_size_in_bytes())  # type: ignore[attr-defined]
+        return int(self.concrete().on_device_size_in_bytes())
 
     def unsafe_buffer_pointer(self) -> int:
         """Refused: contents move as they are evicted and brought back."""
@@ -134,7 +135,7 @@ class ArrayMethods:
         """Does nothing: contents are copied when they are asked for."""
 
 
-_device_get = _api._device_get
+_device_get: Callable[[Any], Any] = _api._device_get
 
 
 def _device_get_contents(x: Any) -> Any:

@@ -7,6 +7,7 @@ output; the capsule's deleter runs when the last user of that memory is gone.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import array as _array
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
@@ -134,6 +136,20 @@ def runs_synchronously(device: jax.Device) -> bool:
     had started the backend before, the flag may say less than the truth, so that is not trusted.
     """
     return device.platform == "cpu" and _flag_was_cleared_in_time
+
+
+def compiling() -> contextlib.AbstractContextManager[None]:
+    """A context in which compiled operations run compiled, also where the user disabled `jit`.
+
+    Else what they return would lie anywhere but in the pool.
+    """
+    if not _config.disable_jit.value:
+        return _NOTHING
+    context: contextlib.AbstractContextManager[None] = jax.disable_jit(False)
+    return context
+
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def memory_limit(device: jax.Device) -> int | None:

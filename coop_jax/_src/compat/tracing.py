@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax._src import config as _config
 from jax._src import core
 from jax._src.dtypes import float0
 from jax._src.lax import lax
@@ -44,8 +45,8 @@ _ESCAPED = (
     " the values that are needed later from the decorated function."
 )
 _FOREIGN = (
-    "a coop_jax.remat_eager function met a {kind} of a JAX transformation around its call, or of one"
-    " that has ended: {aval}. If the function closes over that value, pass it as an argument."
+    "a coop_jax.remat_eager function met a {kind} of a JAX transformation around its call, or of"
+    " one that has ended: {aval}. If the function closes over that value, pass it as an argument."
 )
 _REFERENCE = "a mutable reference ({aval}) was used as an array: read it with ref[...]"
 _SHARD_MAP = (
@@ -117,7 +118,7 @@ class EagerTracer(ArrayMethods, core.Tracer["EagerTrace"]):
         session = self._trace.session
         if session is None:
             raise core.escaped_tracer_error(self, _ESCAPED)
-        with core.set_current_trace(core.eval_trace):
+        with core.set_current_trace(core.eval_trace), arrays.compiling():
             return session.concrete(self.value)
 
     def to_concrete_value(self) -> EagerTracer:
@@ -271,8 +272,14 @@ class EagerTrace(core.Trace):
             return tracers[0]
         values = self.apply(primitive, tracers, params)
         if primitive.multiple_results:
-            return [self.wrap(value) for value in values]
+            return [self._result(value) for value in values]
         return self.wrap(values[0])
+
+    def _result(self, value: Any) -> Any:
+        aval = value.aval
+        if getattr(aval, "dtype", None) == float0:  # JAX hands these on as NumPy arrays
+            return np.zeros(aval.shape, float0)
+        return self.wrap(value)
 
     def apply(self, primitive: Any, tracers: Any, params: Any) -> Sequence[Value]:
         """Has the session run `primitive`."""
@@ -289,6 +296,9 @@ class EagerTrace(core.Trace):
         before = core.trace_ctx.trace
         core.trace_ctx.set_trace(core.eval_trace)
         try:
+            if _config.disable_jit.value:
+                with arrays.compiling():
+                    return session.apply(primitive, operands, params)
             return session.apply(primitive, operands, params)
         finally:
             core.trace_ctx.set_trace(before)
