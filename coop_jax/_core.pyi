@@ -280,7 +280,8 @@ class CompiledCall:
 class Prepared:
     """What a primitive on operands of given shapes is: an operand, a view of it, an operation.
 
-    ``executable`` has the attributes ``workspace_bytes`` and ``obedient_call``.
+    ``executable`` has the attributes ``workspace_bytes`` and ``obedient_call``; ``in_place`` names
+    operands (in the order of ``selection``) that the one result may overwrite.
     """
 
     def __init__(
@@ -291,6 +292,7 @@ class Prepared:
         selection: Sequence[int],
         out_avals: tuple[Any, ...],
         out_keys: Sequence[int],
+        in_place: Sequence[int] = ...,
         identity: bool = False,
         view: bool = False,
     ) -> None: ...

@@ -84,7 +84,7 @@ class Operations:
             plan_run(run, *args)
 
         def counted_session_launch(it: Any, *args: Any) -> Any:
-            self._recompute = args[-1]
+            *_, self._recompute, _ = args
             return session_launch(it, *args)
 
         patch.setattr(executor, "launch", counted_launch)

@@ -340,3 +340,29 @@ def test_pool_arrays_behave_as_arrays() -> None:
     donated = jax.jit(lambda a: a + 1, donate_argnums=0)(x)
     np.testing.assert_array_equal(donated, X * 2 + 1)
     assert x.is_deleted()
+
+
+def test_a_loop_on_a_value_updates_donated_arguments_where_they_are() -> None:
+    size = 1 << 14
+
+    def step(p: Any, m: Any, n: Any) -> Any:
+        def body(carry: Any) -> Any:
+            i, p, m = carry
+            m = 0.9 * m + jnp.sin(p)
+            return i + 1, p - 0.1 * m, m
+
+        _, p, m = jax.lax.while_loop(lambda carry: carry[0] < n, body, (0, p, m))
+        return p, m
+
+    budgeted = coop_jax.run(step, budget=7 * 4 * size, donate_argnums=(0, 1))
+    expected = jnp.linspace(0, 1, size), jnp.zeros(size)
+    p, m = jnp.linspace(0, 1, size), jnp.zeros(size)
+    addresses = set()
+    for _ in range(4):
+        before = p
+        p, m = budgeted(p, m, 5)
+        assert before.is_deleted()
+        addresses.add((p.unsafe_buffer_pointer(), m.unsafe_buffer_pointer()))
+        expected = jax.jit(step)(*expected, 5)
+        np.testing.assert_allclose(p, expected[0], rtol=1e-5)
+    assert len(addresses) == 1

@@ -37,19 +37,31 @@ void InitCompiledCall(CompiledCall* self, nb::object call, std::vector<int32_t> 
 
 void InitPrepared(Prepared* self, nb::object executable, nb::object kernel,
                   const OperationSpec& spec, std::vector<int32_t> selection, nb::tuple out_avals,
-                  std::vector<int32_t> out_keys, bool identity, bool view) {
+                  std::vector<int32_t> out_keys, const std::vector<int32_t>& in_place,
+                  bool identity, bool view) {
   if (out_avals.size() != out_keys.size() ||
       (!identity && spec.outputs.size() != out_keys.size())) {
     throw std::invalid_argument("spec, out_avals and out_keys must have one entry a result");
   }
-  new (self) Prepared{.executable = std::move(executable),
-                      .kernel = std::move(kernel),
+  if (!in_place.empty() && out_keys.size() != 1) {
+    throw std::invalid_argument("only an operation with one result is in place");
+  }
+  std::vector<std::pair<int32_t, Prepared::Form>> forms;
+  for (const int32_t operand : in_place) {
+    if (operand < 0 || static_cast<size_t>(operand) >= selection.size()) {
+      throw std::invalid_argument("in_place names operands");
+    }
+    forms.emplace_back(operand, Prepared::Form{});
+  }
+  new (self) Prepared{.kernel = std::move(kernel),
                       .out_avals = std::move(out_avals),
                       .identity = identity,
                       .view = view,
                       .spec = spec,
                       .selection = std::move(selection),
-                      .out_keys = std::move(out_keys)};
+                      .out_keys = std::move(out_keys),
+                      .slots = {.executable = std::move(executable)},
+                      .in_place = std::move(forms)};
 }
 
 }  // namespace
@@ -66,8 +78,9 @@ void BindSession(nb::module_& module) {
   nb::class_<Prepared>(module, "Prepared", "What a primitive on operands of given shapes is.")
       .def("__init__", &InitPrepared, nb::arg("executable").none(), nb::arg("kernel").none(),
            nb::arg("spec"), nb::arg("selection"), nb::arg("out_avals"), nb::arg("out_keys"),
-           nb::arg("identity") = false, nb::arg("view") = false)
-      .def_ro("executable", &Prepared::executable)
+           nb::arg("in_place") = std::vector<int32_t>(), nb::arg("identity") = false,
+           nb::arg("view") = false)
+      .def_prop_ro("executable", [](const Prepared& self) { return self.slots.executable; })
       .def_ro("kernel", &Prepared::kernel)
       .def_ro("out_avals", &Prepared::out_avals)
       .def_ro("selection", &Prepared::selection);

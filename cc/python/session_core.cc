@@ -1,6 +1,5 @@
 #include "cc/python/session_core.h"
 
-#include <chrono>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -8,39 +7,17 @@
 #include <vector>
 
 #include "cc/python/engine_bindings.h"
-#include "cc/python/pool_bindings.h"
+#include "cc/python/objects.h"
 
 namespace nb = nanobind;
 
 namespace coop::python {
 namespace {
 
-nb::object Steal(PyObject* object) {
-  if (object == nullptr) nb::raise_python_error();
-  return nb::steal(object);
-}
-
-bool IsValue(nb::handle x) { return Py_TYPE(x.ptr()) == (PyTypeObject*)nb::type<Value>().ptr(); }
-
 // Python scalars that JAX takes as they are; NumPy's are recognised in Python.
 bool IsScalar(nb::handle x) {
   return PyFloat_CheckExact(x.ptr()) || PyLong_CheckExact(x.ptr()) || PyBool_Check(x.ptr());
 }
-
-class Sequence {
- public:
-  explicit Sequence(nb::handle items)
-      : owner_(Steal(PySequence_Fast(items.ptr(), "operands must be a list or tuple"))) {}
-  [[nodiscard]] size_t size() const {
-    return static_cast<size_t>(PySequence_Fast_GET_SIZE(owner_.ptr()));
-  }
-  [[nodiscard]] nb::handle operator[](size_t i) const {
-    return PySequence_Fast_GET_ITEM(owner_.ptr(), static_cast<Py_ssize_t>(i));
-  }
-
- private:
-  nb::object owner_;
-};
 
 }  // namespace
 
@@ -117,8 +94,13 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
   if (interruptible && !consumed) session.attr("_on_step")();
   std::vector<nb::object> made = ReadOperands(session, prepared, operands);
   CollectDead();
-  MakeRoom(session, prepared);
+  MakeRoom(session, prepared.slots);
+  specs_ = prepared.spec.outputs;
+  Prepared::Form* const overwriting =
+      prepared.in_place.empty() ? nullptr : Overwriting(session, owner, operands);
+  if (overwriting != nullptr) MakeRoom(session, *overwriting);
   const OperationId operation = Submit(session, owner);
+  recipes_[static_cast<size_t>(operation)]->overwriting = overwriting;
   made.clear();
   try {
     CarryOut(session);
@@ -132,6 +114,8 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
   nb::list results;
   for (size_t k = 0; k < outputs_.size(); ++k) {
     const OutputSpec& output = prepared.spec.outputs[k];
+    const int32_t taken = specs_[k].in_place_input;
+    if (taken != kNone) Consume(operands, inputs_[static_cast<size_t>(taken)]);
     if (output.outside) NoteOutside(outputs_[k], output.bytes);
     results.append(NewValue(outputs_[k], avals[k], prepared.out_keys[k]));
   }
@@ -179,8 +163,8 @@ std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prep
 
 OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   Prepared& prepared = *nb::inst_ptr<Prepared>(owner);
-  const OperationId operation = engine().AddOperation(
-      inputs_, prepared.spec.outputs, prepared.spec.cost_seconds, prepared.spec.recomputable);
+  const OperationId operation = engine().AddOperation(inputs_, specs_, prepared.spec.cost_seconds,
+                                                      prepared.spec.recomputable);
   engine().OutputsOf(operation, &outputs_);
   bool fits = false;
   try {
@@ -208,16 +192,15 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   return operation;
 }
 
-void SessionCore::MakeRoom(nb::handle session, Prepared& prepared) {
-  if (prepared.call == nullptr && !prepared.executable.is_none()) {
+void SessionCore::MakeRoom(nb::handle session, Prepared::Form& form) {
+  if (form.call == nullptr) {
     // An output that XLA declines to place counts as workspace from its first launch on.
-    prepared.workspace_bytes = nb::cast<int64_t>(prepared.executable.attr("workspace_bytes"));
-    const nb::object obedient = prepared.executable.attr("obedient_call");
-    if (!obedient.is_none()) prepared.call = nb::inst_ptr<CompiledCall>(obedient);
+    form.workspace_bytes = nb::cast<int64_t>(form.executable.attr("workspace_bytes"));
+    const nb::object obedient = form.executable.attr("obedient_call");
+    if (!obedient.is_none()) form.call = nb::inst_ptr<CompiledCall>(obedient);
   }
-  if (prepared.workspace_bytes > workspace_bytes ||
-      outside_bytes + workspace_bytes > reserved_bytes) {
-    session.attr("_on_room_needed")(prepared.workspace_bytes);
+  if (form.workspace_bytes > workspace_bytes || outside_bytes + workspace_bytes > reserved_bytes) {
+    session.attr("_on_room_needed")(form.workspace_bytes);
   }
 }
 
@@ -241,82 +224,6 @@ void SessionCore::CarryOut(nb::handle session) {
     for (; done < counted; ++done) Drop(actions_[done].id);
     throw;
   }
-}
-
-void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* placements,
-                         bool recompute) {
-  Prepared& prepared = *recipe.prepared;
-  std::vector<nb::object> operands;
-  operands.reserve(recipe.refs.size());
-  for (const Ref& ref : recipe.refs) {
-    operands.push_back(ref.storage == kNone ? ref.scalar : ArrayOf(session, ref.storage, ref.key));
-  }
-  const size_t count = recipe.outputs.size();
-  bool in_place = false;
-  for (size_t k = 0; k < count; ++k) in_place |= placements[k].in_place_input != kNone;
-  nb::object results;
-  if (fast_ && prepared.call != nullptr && !in_place) {
-    results = LaunchFast(*prepared.call, placements, &operands, recompute);
-  } else {
-    nb::list places, arrays;
-    for (size_t k = 0; k < count; ++k) {
-      places.append(nb::make_tuple(recipe.outputs[k], placements[k].storage, placements[k].offset,
-                                   placements[k].in_place_input));
-    }
-    for (nb::object& operand : operands) arrays.append(std::move(operand));
-    operands.clear();
-    results = session.attr("_on_launch")(recipe.owner, places, arrays, recompute);
-  }
-  // Results come by number from the session, and in the executable's order from the call itself.
-  const bool ordered = fast_ && prepared.call != nullptr && !in_place;
-  const Sequence arrays(results);
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    const size_t k = ordered ? static_cast<size_t>(prepared.call->order[i]) : i;
-    // A recomputation may make only some of its outputs anew: the others are scratch, or, outside
-    // the pool, still there.
-    const StorageId storage = recompute ? placements[k].storage : recipe.outputs[k];
-    if (storage == kNone || (recompute && placements[k].offset < 0 && Holds(storage))) continue;
-    Put(storage, nb::borrow(arrays[i]), prepared.out_keys[k]);
-  }
-  if (!in_place) return;
-  size_t position = 0;
-  std::vector<StorageId> inputs;
-  for (const Ref& ref : recipe.refs) {
-    if (ref.storage != kNone) inputs.push_back(ref.storage);
-  }
-  for (; position < count; ++position) {
-    const int32_t taken = placements[position].in_place_input;
-    if (taken != kNone) Drop(inputs[static_cast<size_t>(taken)]);
-  }
-}
-
-nb::object SessionCore::LaunchFast(const CompiledCall& call, const Placement* placements,
-                                   std::vector<nb::object>* operands, bool recompute) {
-  const auto begin = std::chrono::steady_clock::now();
-  PoolMemory& memory = MemoryOf(pool_);
-  std::vector<nb::object> arguments;
-  std::vector<PyObject*> pointers;
-  arguments.reserve(call.slots.size() + operands->size());
-  const size_t extra = load_arguments_.size();
-  PyObject* load[8];
-  for (const auto& [result, spec] : call.slots) {
-    const nb::object capsule = MakeCapsule(memory.NewUncounted(
-        placements[result].offset, *nb::inst_ptr<SlotSpec>(spec), /*write=*/true));
-    load[0] = capsule.ptr();
-    for (size_t i = 0; i < extra; ++i) {
-      load[i + 1] = PyTuple_GET_ITEM(load_arguments_.ptr(), static_cast<Py_ssize_t>(i));
-    }
-    arguments.push_back(Steal(PyObject_Vectorcall(load_.ptr(), load, extra + 1, nullptr)));
-  }
-  for (nb::object& operand : *operands) arguments.push_back(std::move(operand));
-  operands->clear();
-  pointers.reserve(arguments.size());
-  for (const nb::object& argument : arguments) pointers.push_back(argument.ptr());
-  nb::object results =
-      Steal(PyObject_Vectorcall(call.call.ptr(), pointers.data(), pointers.size(), nullptr));
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  (recompute ? recompute_seconds : compute_seconds) += seconds.count();
-  return results;
 }
 
 void SessionCore::Bring(nb::handle session, StorageId storage) {

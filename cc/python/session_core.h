@@ -41,13 +41,19 @@ struct Value {
   Value(const Value&) = delete;
   Value& operator=(const Value&) = delete;
   // Only noted: this may run in the middle of anything, even of an engine call.
-  ~Value() { dead->push_back(storage); }
+  ~Value() {
+    if (storage != kNone) dead->push_back(storage);
+  }
 
   std::shared_ptr<DeadList> dead;
-  StorageId storage;
+  StorageId storage;  // kNone: an operation took its memory
   nanobind::object aval;
   int32_t key;  // of shape and dtype
 };
+
+[[nodiscard]] inline bool IsValue(nanobind::handle x) {
+  return Py_TYPE(x.ptr()) == reinterpret_cast<PyTypeObject*>(nanobind::type<Value>().ptr());
+}
 
 // A compiled function that obeys: call(*slots, *operands) -> results in `order`.
 struct CompiledCall {
@@ -57,7 +63,6 @@ struct CompiledCall {
 };
 
 struct Prepared {
-  nanobind::object executable;  // None until something must be run
   nanobind::object kernel;
   nanobind::object out_avals;  // a tuple
   bool identity = false;       // the result is the first operand
@@ -66,8 +71,15 @@ struct Prepared {
   std::vector<int32_t> selection;  // which operands the kernel takes, in its order
   std::vector<int32_t> out_keys;
 
-  const CompiledCall* call = nullptr;  // kept alive by `executable`
-  int64_t workspace_bytes = 0;         // final once `call` is set
+  // One compiled form: with a slot for each result, or with the result over an operand.
+  struct Form {
+    nanobind::object executable;
+    const CompiledCall* call = nullptr;  // kept alive by `executable`
+    int64_t workspace_bytes = 0;         // final once `call` is set
+  };
+  Form slots;
+  // Operands, in the kernel's order, that its one result may overwrite; forms made at first use.
+  std::vector<std::pair<int32_t, Form>> in_place;
 };
 
 // What an operation is looked up by: (primitive, parameters, keys of the operands, which of them
@@ -138,6 +150,7 @@ class SessionCore : public PyEngine {
   struct Recipe {
     Prepared* prepared = nullptr;  // kept alive by `owner`
     nanobind::object owner;
+    Prepared::Form* overwriting = nullptr;  // used where the engine places the result so
     std::vector<Ref> refs;
     std::vector<StorageId> outputs;
   };
@@ -153,7 +166,15 @@ class SessionCore : public PyEngine {
   // Fills refs_ and inputs_; values made for it must live until the engine has the operation.
   std::vector<nanobind::object> ReadOperands(nanobind::handle session, const Prepared& prepared,
                                              nanobind::handle operands);
-  void MakeRoom(nanobind::handle session, Prepared& prepared);
+  // The form that overwrites an operand of which nothing but `operands`, a list, holds the value,
+  // so that it dies here; null for none.
+  Prepared::Form* Overwriting(nanobind::handle session, nanobind::handle owner,
+                              nanobind::handle operands);
+  // The operation took the memory of an operand, whose value is gone with it.
+  void Consume(nanobind::handle operands, StorageId storage);
+  // What was held of a storage is now memory of another, at the same offset.
+  void Overwrite(StorageId storage, int64_t offset);
+  void MakeRoom(nanobind::handle session, Prepared::Form& form);
   // Adds the operation and has the engine plan it; raises where there is no room.
   OperationId Submit(nanobind::handle session, nanobind::handle owner);
   // Carries out the last transaction; what was not is taken back if something raises.
@@ -179,6 +200,7 @@ class SessionCore : public PyEngine {
   std::vector<Ref> refs_;
   std::vector<StorageId> inputs_;
   std::vector<StorageId> outputs_;
+  std::vector<OutputSpec> specs_;
   std::vector<Action> actions_;
   std::vector<Placement> placements_;
 };

@@ -87,6 +87,14 @@ void SessionCore::Drop(StorageId storage) {
   array.attr("delete")();
 }
 
+void SessionCore::Overwrite(StorageId storage, int64_t offset) {
+  if (donated_.erase(storage) != 0) {  // the array is gone already
+    consumed = true;
+    MemoryOf(pool_).Reclaim(offset);
+  }
+  Drop(storage);
+}
+
 void SessionCore::Clear() {
   views_.clear();
   held_.clear();

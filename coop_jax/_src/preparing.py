@@ -17,7 +17,7 @@ from coop_jax._src import costs, flattening, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
 from coop_jax._src.flattening import SMALL_BYTES
-from coop_jax._src.kernels import OUTSIDE, SLOT, Kernel, KernelCache
+from coop_jax._src.kernels import OUTSIDE, SLOT, Executable, Kernel, KernelCache
 from coop_jax._src.values import Value, aval_of, key_of, operand_key
 
 _KEPT = 8192
@@ -45,7 +45,9 @@ class Preparer:
         eqn: Any = None,
     ) -> Prepared | None:
         """What to do for this primitive; None for a call that is to be taken apart."""
-        quick: tuple[Hashable, ...] = _core.operation_key(operand_key, primitive, operands, params, context)
+        quick: tuple[Hashable, ...] = _core.operation_key(
+            operand_key, primitive, operands, params, context
+        )
         try:
             known = self._cache.prepared.get(quick, quick)
         except TypeError:  # a parameter has no hash
@@ -156,8 +158,14 @@ class Preparer:
             list(selection),
             tuple(out_avals),
             [key_of(a) for a in out_avals],
+            in_place=() if any(outside) else kernel.in_place_operands,
             view=view,
         )
+
+    def in_place(self, prepared: Prepared, operand: int) -> Executable:
+        """The form of an operation that writes its one result over an operand."""
+        executable: Executable = prepared.kernel.executable((operand,), self._device, self._cache)
+        return executable
 
     def function(self, function: Callable[..., Any], operands: Sequence[Any]) -> Prepared:
         """A small JAX function of arrays as one operation."""

@@ -100,8 +100,10 @@ def is_recomputable(primitive: Any, params: dict[str, Any], effects: Any) -> boo
 
 
 def _over_devices(primitive: Any, params: dict[str, Any]) -> bool:
-    """Whether an operation works over several devices: not a collective that `jax.vmap` resolved,
-    whose axes are positions, so that it reduces within one array."""
+    """Whether an operation works over several devices.
+
+    A collective that `jax.vmap` resolved does not: its axes are positions within one array.
+    """
     axes = params.get("axes", ("?",))
     return primitive.name in UNSUPPORTED and any(not isinstance(a, int) for a in axes)
 

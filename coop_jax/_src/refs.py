@@ -25,12 +25,16 @@ _MAKING = frozenset(("new_ref", "empty_ref"))
 PRIMITIVES = frozenset((*_MAKING, "free_ref", "freeze", "get", "swap", "addupdate", "run_state"))
 
 
+LOST = object()
+
+
 class RefCell:
     """A reference while a program runs.
 
     Attributes:
       aval: the type of the reference.
-      current: the front end's value of its contents; None once it was frozen.
+      current: the front end's value of its contents; None once it was frozen, LOST once an
+        operation failed that wrote to it.
     """
 
     __slots__ = ("aval", "current")
@@ -89,6 +93,10 @@ def equation(
     cell: RefCell = given[0]
     if cell.current is None:
         raise ValueError(f"a reference of type {cell.aval} was used after it was frozen")
+    if cell.current is LOST:
+        raise RuntimeError(
+            f"the contents of a reference of type {cell.aval} are lost: a write to it failed"
+        )
     if name in ("freeze", "free_ref"):
         last, cell.current = cell.current, None
         return [last] if name == "freeze" else []
@@ -101,7 +109,8 @@ def equation(
         writing = compat.written(name, params, avals[0], avals[1:])
         arguments = [cell.current, *given[1:]]
         given.clear()
-        cell.current = _run(call, writing, arguments)  # stays as it is where this raises
+        cell.current = LOST  # so that nobody but the write holds the contents: it may be in place
+        cell.current = _run(call, writing, arguments)
     return results
 
 

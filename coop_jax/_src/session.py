@@ -30,8 +30,9 @@ from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executor import launch
 from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.kernels import Executable
 from coop_jax._src.preparing import Prepared, Preparer
-from coop_jax._src.refs import RefCell
+from coop_jax._src.refs import LOST, RefCell
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.stacks import Stack
 from coop_jax._src.values import Value, aval_of_key, key_of, operand_key
@@ -43,7 +44,12 @@ class Session:
     # Whether launches of compiled operations that are known to obey may go past `_on_launch`.
     fast = True
 
-    def __init__(self, runtime: Runtime, interrupts: DeferredInterrupts | None = None):
+    def __init__(
+        self,
+        runtime: Runtime,
+        interrupts: DeferredInterrupts | None = None,
+        donated: Sequence[jax.Array] = (),
+    ):
         self._interrupts = interrupts
         self._runtime = runtime
         self._memory = runtime.memory()
@@ -72,8 +78,10 @@ class Session:
         self._externals: dict[int, tuple[weakref.ref[Any], Value]] = {}
         self._memory.pool.drain_freed()
         self._foreign: dict[int, Value] = {}
+        given_up = set(map(self._memory.offset_of, donated))
         for offset, nbytes in self._memory.pool.live_blocks():
-            storage = core.add_foreign(offset, nbytes, False)
+            mine = offset in given_up and self._memory.pool.live_count(offset) == 1
+            storage = core.add_foreign(offset, nbytes, mine)
             self._foreign[offset] = core.new_value(storage, None, -1)
 
     # --- Values in and out ---
@@ -129,7 +137,9 @@ class Session:
     def write_back(self) -> None:
         """Gives the caller's references what was written into them."""
         written = [
-            (r, cell) for r, cell, first in self._cells.values() if cell.current is not first
+            (ref, cell)
+            for ref, cell, first in self._cells.values()
+            if cell.current is not first and cell.current is not LOST
         ]
         self._cells.clear()
         for ref, cell in written:
@@ -262,31 +272,41 @@ class Session:
         source = jaxprs.source_of(jaxprs.current_source())
         raise self._runtime.exceeded(failure, f"operation '{prepared.kernel.label}'", source)
 
+    def _on_in_place(self, prepared: Prepared, operand: int) -> Executable:
+        """The form of an operation that writes its result over an operand."""
+        return self._preparer.in_place(prepared, operand)
+
     def _on_launch(
         self,
         prepared: Prepared,
+        executable: Executable,
         places: Sequence[tuple[int, int, int, int]],
         operands: list[Any],
         recompute: bool,
+        given: bool,
     ) -> list[Any]:
         """Launches what is not known to obey yet.
 
         Args:
-          prepared: what to launch.
+          prepared: the operation.
+          executable: what to launch.
           places: for each result its storage, the storage it is wanted for now (-1: for none), its
             offset (-1: outside the pool) and the operand whose memory it takes (-1: none).
           operands: arrays and scalars; the list is emptied.
           recompute: whether it has run before.
+          given: whether the memory that is overwritten is the caller's.
 
         Returns:
           The results by number.
         """
-        executable, memory = prepared.executable, self._memory
+        memory = self._memory
         specs = [(k, memory.spec(executable.kernel.out_avals[k])) for k in executable.slot_results]
         slots = [(places[k][2], spec) for k, spec in specs]
         first = not executable.checked
         begin = time.perf_counter()
-        results = launch(executable, slots, operands, (), memory)
+        over = [(mode, places[k][2]) for k, mode in enumerate(executable.modes) if mode >= 0]
+        consumed = [operands[mode] for mode, _ in over] if given else None
+        results = launch(executable, slots, operands, over, memory, consumed=consumed)
         seconds = executable.kernel.cost_seconds if first else time.perf_counter() - begin
         counters = self._runtime._counters
         if recompute:

@@ -1,0 +1,132 @@
+// How a session launches: in place where an operand dies, past Python where a call obeys.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "cc/python/objects.h"
+#include "cc/python/pool_bindings.h"
+#include "cc/python/session_core.h"
+
+namespace nb = nanobind;
+
+namespace coop::python {
+
+Prepared::Form* SessionCore::Overwriting(nb::handle session, nb::handle owner,
+                                         nb::handle operands) {
+  if (!engine().options().policy.in_place || !PyList_CheckExact(operands.ptr())) return nullptr;
+  Prepared& prepared = *nb::inst_ptr<Prepared>(owner);
+  int32_t input = -1;
+  for (size_t n = 0; n < refs_.size(); ++n) {
+    const Ref& ref = refs_[n];
+    if (ref.storage == kNone) continue;
+    ++input;
+    const auto form = std::find_if(prepared.in_place.begin(), prepared.in_place.end(),
+                                   [&](const auto& f) { return f.first == static_cast<int>(n); });
+    if (form == prepared.in_place.end()) continue;
+    PyObject* const x = PyList_GET_ITEM(operands.ptr(), prepared.selection[n]);
+    if (!IsValue(x) || Py_REFCNT(x) != 1 || engine().RefsOf(ref.storage) != 1) continue;
+    if (IsOutside(ref.storage) || std::count(inputs_.begin(), inputs_.end(), ref.storage) != 1) {
+      continue;
+    }
+    // Its array must be of the result's shape; of an evicted one that is not known.
+    if (!Holds(ref.storage) || held_[static_cast<size_t>(ref.storage)].key != ref.key) continue;
+    if (!form->second.executable.is_valid()) {
+      form->second.executable = session.attr("_on_in_place")(owner, n);
+    }
+    specs_[0].in_place_input = input;
+    return &form->second;
+  }
+  return nullptr;
+}
+
+void SessionCore::Consume(nb::handle operands, StorageId storage) {
+  const Sequence given(operands);
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (!IsValue(given[i]) || nb::inst_ptr<Value>(given[i])->storage != storage) continue;
+    nb::inst_ptr<Value>(given[i])->storage = kNone;
+    engine().Release(storage);
+    return;
+  }
+}
+
+void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* placements,
+                         bool recompute) {
+  Prepared& prepared = *recipe.prepared;
+  std::vector<nb::object> operands;
+  operands.reserve(recipe.refs.size());
+  for (const Ref& ref : recipe.refs) {
+    operands.push_back(ref.storage == kNone ? ref.scalar : ArrayOf(session, ref.storage, ref.key));
+  }
+  const size_t count = recipe.outputs.size();
+  StorageId overwritten = kNone;  // at most one: only operations with one result are in place
+  for (size_t k = 0; k < count; ++k) {
+    int32_t input = placements[k].in_place_input;
+    if (input == kNone) continue;
+    for (const Ref& ref : recipe.refs) {
+      if (ref.storage != kNone && input-- == 0) overwritten = ref.storage;
+    }
+  }
+  const Prepared::Form& form = overwritten == kNone ? prepared.slots : *recipe.overwriting;
+  // The caller's memory may be shared with what XLA does not write over: that is looked at.
+  const bool given = overwritten != kNone && donated_.count(overwritten) != 0;
+  const bool fast = fast_ && form.call != nullptr && !given;
+  nb::object results;
+  if (fast) {
+    results = LaunchFast(*form.call, placements, &operands, recompute);
+  } else {
+    nb::list places, arrays;
+    for (size_t k = 0; k < count; ++k) {
+      places.append(nb::make_tuple(recipe.outputs[k], placements[k].storage, placements[k].offset,
+                                   placements[k].in_place_input));
+    }
+    for (nb::object& operand : operands) arrays.append(std::move(operand));
+    operands.clear();
+    results =
+        session.attr("_on_launch")(recipe.owner, form.executable, places, arrays, recompute, given);
+  }
+  if (overwritten != kNone) Overwrite(overwritten, placements[0].offset);
+  // Results come by number from the session, and in the executable's order from the call itself.
+  const Sequence arrays(results);
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const size_t k = fast ? static_cast<size_t>(form.call->order[i]) : i;
+    // A recomputation may make only some of its outputs anew: the others are scratch, or, outside
+    // the pool, still there.
+    const StorageId storage = recompute ? placements[k].storage : recipe.outputs[k];
+    if (storage == kNone || (recompute && placements[k].offset < 0 && Holds(storage))) continue;
+    Put(storage, nb::borrow(arrays[i]), prepared.out_keys[k]);
+  }
+}
+
+nb::object SessionCore::LaunchFast(const CompiledCall& call, const Placement* placements,
+                                   std::vector<nb::object>* operands, bool recompute) {
+  const auto begin = std::chrono::steady_clock::now();
+  PoolMemory& memory = MemoryOf(pool_);
+  std::vector<nb::object> arguments;
+  std::vector<PyObject*> pointers;
+  arguments.reserve(call.slots.size() + operands->size());
+  const size_t extra = load_arguments_.size();
+  PyObject* load[8];
+  for (const auto& [result, spec] : call.slots) {
+    const nb::object capsule = MakeCapsule(memory.NewUncounted(
+        placements[result].offset, *nb::inst_ptr<SlotSpec>(spec), /*write=*/true));
+    load[0] = capsule.ptr();
+    for (size_t i = 0; i < extra; ++i) {
+      load[i + 1] = PyTuple_GET_ITEM(load_arguments_.ptr(), static_cast<Py_ssize_t>(i));
+    }
+    arguments.push_back(Steal(PyObject_Vectorcall(load_.ptr(), load, extra + 1, nullptr)));
+  }
+  for (nb::object& operand : *operands) arguments.push_back(std::move(operand));
+  operands->clear();
+  pointers.reserve(arguments.size());
+  for (const nb::object& argument : arguments) pointers.push_back(argument.ptr());
+  nb::object results =
+      Steal(PyObject_Vectorcall(call.call.ptr(), pointers.data(), pointers.size(), nullptr));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  (recompute ? recompute_seconds : compute_seconds) += seconds.count();
+  return results;
+}
+
+}  // namespace coop::python
