@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from coop_jax._src import grouping, primitives, refs, stacks
@@ -207,11 +208,22 @@ def _while(session: Session, operands: list[Any], params: dict[str, Any]) -> lis
     test_fixed, fixed = operands[:count], operands[count : count + body_count]
     carry = list(operands[count + body_count :])
     operands.clear()
-    while bool(_scalar(session, call(session, test, test_constants, [*test_fixed, *carry])[0])):
+    while True:
+        going = _scalar(session, call(session, test, test_constants, [*test_fixed, *carry])[0])
+        if not going.any():
+            return carry
+        # Under vmap there is a predicate for each element: those that are done stay as they are.
+        kept = [] if going.all() else list(carry)
         arguments = [*fixed, *carry]
         carry.clear()
         carry = call(session, body, constants, arguments)
-    return carry
+        for k, old in enumerate(kept):
+            if carry[k] is not old:
+                given = [going, whole(session, carry[k]), whole(session, old)]
+                carry[k] = session.function(_select, given)
+                given.clear()
+        kept.clear()
+        old = None
 
 
 def _scan(session: Session, operands: list[Any], params: dict[str, Any]) -> list[Any]:
@@ -268,6 +280,11 @@ class _Source:
             return self._session.function(stacks.index, [self._whole, np.int32(i)])
         part, self._parts[i] = self._parts[i], None
         return part
+
+
+def _select(going: Any, new: Any, old: Any) -> Any:
+    over = jax.lax.broadcast_in_dim(going, new.shape, range(going.ndim))
+    return jax.lax.select(over, new, old)
 
 
 def _scalar(session: Session, x: Any) -> Any:
