@@ -298,9 +298,13 @@ def test_a_callback_that_raises(front_end: str, kind: str) -> None:
     step = _make(front_end, fn, 1 << 20)
     expected = np.array(step(_x()))
     wrong = True
-    with pytest.raises(Exception, match="in the callback"):
+
+    def call() -> None:
         step(_x())
         jax.effects_barrier()
+
+    with pytest.raises(Exception, match="in the callback"):
+        call()
     wrong = False
     if kind == "debug":
         with contextlib.suppress(Exception):  # JAX may report it once more

@@ -204,7 +204,13 @@ class Executable:
         ]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            memory = jitted.lower(*specs).compile().memory_analysis()
+            try:
+                memory = jitted.lower(*specs).compile().memory_analysis()
+            except Exception as error:  # no rule for this device, not enough memory to compile...
+                error.add_note(
+                    f"coop_jax: this came of compiling the operation '{kernel.label}' for {device}"
+                )
+                raise
         self.call: Callable[..., Sequence[jax.Array]] = (
             jitted if donates else _storing(jitted, len(slot_results))
         )

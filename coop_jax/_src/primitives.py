@@ -6,6 +6,7 @@ which may write their output over an input, which must never run twice, which ca
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from coop_jax._src.compat import jaxprs
@@ -99,6 +100,11 @@ def is_recomputable(primitive: Any, params: dict[str, Any], effects: Any) -> boo
     )
 
 
+# What they hold is not run by JAX's own rules.
+_OPAQUE = frozenset(("pallas_call",))
+_checked: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 def _over_devices(primitive: Any, params: dict[str, Any]) -> bool:
     """Whether an operation works over several devices.
 
@@ -108,6 +114,32 @@ def _over_devices(primitive: Any, params: dict[str, Any]) -> bool:
     return primitive.name in UNSUPPORTED and any(not isinstance(a, int) for a in axes)
 
 
+def _is_spread(place: Any) -> bool:
+    return len(getattr(place, "device_set", ())) > 1
+
+
+def check_program(jaxpr: Any, info: Any = None) -> None:
+    """Raises for what cannot run here anywhere in a program, also in branches that may not run.
+
+    `info` tells where the program is used, for equations that do not say where they are.
+    """
+    if jaxpr in _checked:
+        return
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in UNSUPPORTED or eqn.primitive.name == "device_put":
+            source = jaxprs.source_of(eqn.source_info) or jaxprs.source_of(info)
+            check_supported(eqn.primitive, eqn.params, (), source)
+        check_nested(eqn.primitive, eqn.params, eqn.source_info)
+    _checked.add(jaxpr)
+
+
+def check_nested(primitive: Any, params: dict[str, Any], info: Any = None) -> None:
+    """As `check_program`, for the programs that an equation holds."""
+    if primitive.name not in _OPAQUE:
+        for nested in jaxprs.nested_jaxprs(params):
+            check_program(nested, info or jaxprs.current_source())
+
+
 def check_supported(primitive: Any, params: dict[str, Any], avals: Any, source: str) -> None:
     """Raises for what cannot run here, naming the primitive and the user's source line."""
     where = f" at {source}" if source else ""
@@ -115,6 +147,11 @@ def check_supported(primitive: Any, params: dict[str, Any], avals: Any, source: 
         raise NotImplementedError(
             f"coop_jax runs on one device: the primitive '{primitive.name}'{where} works over"
             " several. Call coop_jax inside the mapped function, or map without it."
+        )
+    if primitive.name == "device_put" and any(map(_is_spread, params.get("devices", ()))):
+        raise NotImplementedError(
+            f"coop_jax runs on one device: the primitive 'device_put'{where} spreads an array over"
+            " several."
         )
     for aval in avals:
         if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):

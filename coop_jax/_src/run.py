@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import around, interpreter, kernels, planning, policies
+from coop_jax._src import around, interpreter, kernels, planning, policies, primitives
 from coop_jax._src import budget as budgets
 from coop_jax._src.compat import arrays, jaxprs, transforms
 from coop_jax._src.compat import refs as compat_refs
@@ -173,6 +173,7 @@ class BudgetedFunction(Generic[P, R]):
         device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
         cache = kernels.cache_for(device)
         jaxpr, constants = jaxprs.trace(flat, leaves)
+        primitives.check_program(jaxpr)
         jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
         # A reference owns its contents, so they are replaced where they are.
         donated = tuple(

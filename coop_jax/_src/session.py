@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import costs, interpreter
+from coop_jax._src import costs, interpreter, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executor import launch
@@ -92,20 +92,21 @@ class Session:
         if known is not None and known[0]() is x:
             return known[1]
         core = self._core
-        offset = self._memory.offset_of(x)
+        array = arrays.on_device(x, self._memory.device) if isinstance(x, jax.Array) else x
+        offset = self._memory.offset_of(array)
         aval = jaxprs.aval_of(x)
         key = key_of(aval)
         foreign = self._foreign.get(offset) if offset >= 0 else None
         if foreign is not None:
             value = core.alias(foreign.storage, aval, key)
             if not core.holds(foreign.storage):
-                core.put(foreign.storage, self._own(x), key)
+                core.put(foreign.storage, self._own(array), key)
         else:
             nbytes = costs.nbytes(aval)
             storage = core.add_outside(nbytes)
             core.note_outside(storage, nbytes)
             value = core.new_value(storage, aval, key)
-            core.put(storage, self._own(x), key)
+            core.put(storage, self._own(array), key)
         if isinstance(x, jax.Array):
             number = id(x)
             gone = self._externals
@@ -211,6 +212,7 @@ class Session:
         done = self._core.apply(self, primitive, operands, params)
         if done is not None:
             return done
+        primitives.check_nested(primitive, params)
         results = interpreter.apply(self, primitive, operands, params)
         if results is None:
             prepared = self._preparer.prepare(primitive, operands, params, None, ())

@@ -124,6 +124,7 @@ def leaf_key(leaf: Any) -> Hashable:
 def as_array(value: Any, device: jax.Device) -> jax.Array:
     if not isinstance(value, jax.Array):
         value = jax.device_put(value, device)
+    value = arrays.on_device(value, device)
     arrays.wait(value)
     if getattr(value, "weak_type", False):
         value = arrays.with_aval(
@@ -156,7 +157,11 @@ def compile_all(signature: Signature, program: Program, runtime: Runtime) -> int
                 else kernels.SLOT
                 for r, pair in zip(op.results, op.in_place, strict=True)
             )
-            executable = op.kernel.executable(modes, runtime.device, runtime._cache)
+            try:
+                executable = op.kernel.executable(modes, runtime.device, runtime._cache)
+            except Exception as error:
+                error.add_note(f"coop_jax: the operation is at {op.source}")
+                raise
             largest = max(largest, executable.workspace_bytes)
         signature.workspace_bytes = largest
     return signature.workspace_bytes

@@ -207,6 +207,29 @@ def committed(value: jax.Array) -> jax.Array:
     return with_aval(value, weak_type=False, committed=True, shape=value.shape, dtype=value.dtype)
 
 
+def on_device(value: Any, device: jax.Device) -> Any:
+    """The array on this device: itself, or a copy of one that JAX may move.
+
+    Raises:
+      ValueError: the array was put elsewhere, or lies on several devices.
+    """
+    array = stored(value)
+    sharding = array.sharding
+    if type(sharding) is jax.sharding.SingleDeviceSharding and sharding._device is device:
+        return value
+    devices = sharding.device_set
+    if devices == {device}:
+        return value
+    if len(devices) > 1 or is_committed(array):
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(
+            f"an array of shape {value.shape} lies on {names}, and this coop_jax call runs on"
+            f" {device} alone: pass device=, or jax.device_put it there first"
+        )
+    moved = put(array, device)
+    return with_aval(moved, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype)
+
+
 def is_committed(value: jax.Array) -> bool:
     """Whether the array was placed on its device explicitly."""
     return bool(value.committed) if hasattr(value, "committed") else False

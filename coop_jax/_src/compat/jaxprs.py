@@ -278,8 +278,22 @@ def _jaxpr_key(jaxpr: Any) -> Hashable:
     return heads, body, tuple(atom(x) for x in jaxpr.outvars)
 
 
+_CLOSED_OVER = (
+    "The function given to coop_jax closes over this value of another JAX transformation, which has"
+    " ended or encloses the call. Pass it as an argument."
+)
+
+
 def trace(
     flat_function: Callable[..., Sequence[Any]], avals: Sequence[Any]
 ) -> tuple[Any, Sequence[Any]]:
-    """Traces a function of leaves to (jaxpr, constants)."""
-    return open_closed(jax.make_jaxpr(flat_function)(*avals))
+    """Traces a function of leaves to (jaxpr, constants).
+
+    Raises:
+      jax.errors.UnexpectedTracerError: the function closes over a value of another transformation.
+    """
+    jaxpr, constants = open_closed(jax.make_jaxpr(flat_function)(*avals))
+    for constant in constants:
+        if isinstance(constant, Tracer):
+            raise _core.escaped_tracer_error(constant, _CLOSED_OVER)
+    return jaxpr, constants

@@ -34,7 +34,7 @@ from jax._src import core
 from jax._src.dtypes import float0
 from jax._src.lax import lax
 
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat.array_methods import ArrayMethods
 from coop_jax._src.compat.refs import is_ref
 from coop_jax._src.refs import RefCell
@@ -50,8 +50,8 @@ _FOREIGN = (
 )
 _REFERENCE = "a mutable reference ({aval}) was used as an array: read it with ref[...]"
 _SHARD_MAP = (
-    "shard_map is not supported directly in an eager coop_jax call: a runtime belongs to one"
-    " device. Wrap the mapped function in jax.jit."
+    "coop_jax runs on one device: the primitive 'shard_map' at {source} works over several. Call"
+    " coop_jax inside the mapped function, or map without it."
 )
 
 
@@ -324,7 +324,8 @@ class EagerTrace(core.Trace):
 
     def process_shard_map(self, *_: Any, **__: Any) -> Any:
         """Refuses."""
-        raise NotImplementedError(_SHARD_MAP)
+        source = jaxprs.source_of(jaxprs.current_source())
+        raise NotImplementedError(_SHARD_MAP.format(source=source))
 
     def _call(self, fun: Any, tracers: Any) -> Any:
         with core.set_current_trace(self):
