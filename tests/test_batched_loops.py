@@ -1,4 +1,4 @@
-"""`vmap` of a `while_loop` whose predicate is batched: elements that are done stay as they are."""
+"""Programs taken apart: `vmap` of a `while_loop` whose predicate is batched: elements that are done stay as they are."""
 
 from __future__ import annotations
 
@@ -50,3 +50,21 @@ def test_elements_end_by_themselves(
     stats = tight.runtime.stats()  # type: ignore[attr-defined]
     assert stats.peak_bytes <= 8 * BYTES
     assert not evict_always or stats.rematerialisations > 10
+
+
+def test_what_a_jitted_function_does_not_need_is_not_computed() -> None:
+    calls: list[int] = []
+
+    def count(x: Any) -> Any:
+        calls.append(1)
+        return np.asarray(x)
+
+    @jax.jit
+    def product(x: Any) -> Any:
+        unused = jax.pure_callback(count, x, x)
+        unused = unused + 1
+        return x @ x.T
+
+    found = coop_jax.remat_eager(lambda x: product(x) + 1)(ROWS[0])
+    np.testing.assert_allclose(found, ROWS[0] @ ROWS[0].T + 1, rtol=1e-5)
+    assert not calls

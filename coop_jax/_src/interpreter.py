@@ -36,6 +36,8 @@ def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[
     operands.clear()
     last, used = _last_uses(jaxpr)
     for eqn, dead in zip(jaxpr.eqns, last, strict=True):
+        if dead is None:
+            continue
         ins = [
             LiteralValue(x.val, x.aval) if isinstance(x, jaxprs.Literal) else env[x]
             for x in eqn.invars
@@ -291,11 +293,17 @@ def _scalar(session: Session, x: Any) -> Any:
     return np.asarray(session.concrete(x) if isinstance(x, Value) else x)
 
 
-def _last_uses(jaxpr: Any) -> tuple[list[list[Any]], set[Any]]:
-    """For each equation the variables that nothing reads after it; and all that are read."""
+def _last_uses(jaxpr: Any) -> tuple[list[list[Any] | None], set[Any]]:
+    """For each equation the variables that nothing reads after it; and all that are read.
+
+    None for an equation that nothing needs: a compiled program would not hold it either.
+    """
     used = {x for x in jaxpr.outvars if not isinstance(x, jaxprs.Literal)}
-    dead: list[list[Any]] = []
+    dead: list[list[Any] | None] = []
     for eqn in reversed(jaxpr.eqns):
+        if not eqn.effects and used.isdisjoint(eqn.outvars):
+            dead.append(None)
+            continue
         here = []
         for x in eqn.invars:
             if not isinstance(x, jaxprs.Literal) and x not in used:

@@ -33,7 +33,7 @@ class ArrayMethods:
         # As an array gives it: not writable unless it is a copy. NumPy 1 has no such argument.
         del context
         asked: dict[str, Any] = {} if copy is None else {"copy": copy}
-        return np.asarray(self.concrete(), dtype=dtype, **asked)  # type: ignore[no-any-return]
+        return np.asarray(self.concrete(), dtype=dtype, **asked)
 
     def __reduce__(self) -> Any:
         return self.concrete().__reduce__()
