@@ -88,6 +88,36 @@ def test_a_copy_to_the_host_outlives_the_memory_it_was_read_from() -> None:
         assert_same_bits(copied, X * 2)
 
 
+def test_a_deleted_value_is_gone_and_its_memory_with_it() -> None:
+    def delete(x: jax.Array) -> list[str]:
+        said = []
+        key = jax.random.key(0)
+        for k in range(40):
+            y = x + k
+            y.delete()
+            assert y.is_deleted()
+        key.delete()
+        uses: list[Callable[[], Any]] = [
+            lambda: jnp.sum(y),
+            lambda: np.asarray(y),
+            lambda: y[0],
+            lambda: jax.random.normal(key),
+        ]
+        for use in uses:
+            with pytest.raises(RuntimeError, match="deleted") as caught:
+                use()
+            said.append(str(caught.value))
+        return said
+
+    big = np.ones((64, 64), np.float32)
+    found: list[Any] = []
+    call = coop_jax.remat_eager(lambda x: found.append(delete(x)), budget="128KiB")
+    call(big)
+    assert found[0][0] == "Array has been deleted with shape=float32[64,64]."
+    assert call.runtime.stats().evictions == 0
+    delete(jnp.asarray(big))
+
+
 def test_there_is_no_address() -> None:
     with pytest.raises(NotImplementedError, match="no lasting address"):
         in_eager(lambda x: (x + 1).unsafe_buffer_pointer(), X)

@@ -10,6 +10,7 @@ Threads: `install` is idempotent; nothing else is shared. Complexity: a copy of 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,24 @@ class ArrayMethods:
         del context
         asked: dict[str, Any] = {} if copy is None else {"copy": copy}
         return np.asarray(self.concrete(), dtype=dtype, **asked)
+
+    def __bool__(self) -> bool:
+        return bool(self.concrete())
+
+    def __int__(self) -> int:
+        return int(self.concrete())
+
+    def __float__(self) -> float:
+        return float(self.concrete())
+
+    def __complex__(self) -> complex:
+        return complex(self.concrete())
+
+    def __index__(self) -> int:
+        return operator.index(self.concrete())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.concrete(), spec)
 
     def __reduce__(self) -> Any:
         return self.concrete().__reduce__()

@@ -23,7 +23,6 @@ Source: not in the paper, whose section 4 builds on a framework that executes ea
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -117,6 +116,9 @@ class EagerTracer(ArrayMethods, core.Tracer["EagerTrace"]):
         """The contents, brought back if need be."""
         session = self._trace.session
         if session is None:
+            if self.is_deleted():
+                aval: Any = self.aval
+                raise RuntimeError(f"Array has been deleted with shape={aval.str_short()}.")
             raise core.escaped_tracer_error(self, _ESCAPED)
         with core.set_current_trace(core.eval_trace), arrays.compiling():
             return session.concrete(self.value)
@@ -132,24 +134,6 @@ class EagerTracer(ArrayMethods, core.Tracer["EagerTrace"]):
     def full_lower(self) -> EagerTracer:
         """The tracer itself: a value never turns into an array of its own accord."""
         return self
-
-    def __bool__(self) -> bool:
-        return bool(self.concrete())
-
-    def __int__(self) -> int:
-        return int(self.concrete())
-
-    def __float__(self) -> float:
-        return float(self.concrete())
-
-    def __complex__(self) -> complex:
-        return complex(self.concrete())
-
-    def __index__(self) -> int:
-        return operator.index(self.concrete())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.concrete(), spec)
 
     def __str__(self) -> str:
         return repr(self) if self._trace.session is None else str(self.concrete())
@@ -182,9 +166,14 @@ class EagerTracer(ArrayMethods, core.Tracer["EagerTrace"]):
         self.concrete().block_until_ready()
         return self
 
+    def delete(self) -> None:
+        """Lets go of the value: its memory is free once nothing else needs it."""
+        self._held = None
+        self._trace = _deleted
+
     def is_deleted(self) -> bool:
-        """Never: an evicted value is brought back when it is needed."""
-        return False
+        """Whether `delete` was called; an evicted value is brought back when it is needed."""
+        return self._trace is _deleted
 
 
 class StackTracer(EagerTracer):
@@ -239,7 +228,7 @@ class EagerTrace(core.Trace):
 
     session: Session | None
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._weakref = _cache_identity._weakref
         self.session = session
@@ -392,3 +381,6 @@ def _other_operand(trace: EagerTrace, x: Any) -> Any:
 # traces keeps each call from adding entries that no later call can hit. An entry made under a trace
 # that is not JAX's evaluation trace never holds an executable, so sharing it is safe.
 _cache_identity = core.Trace()
+
+# The trace of tracers that were deleted.
+_deleted = EagerTrace(None)
