@@ -1,0 +1,1 @@
+"""JAX's own tests, run under `coop_jax.remat_eager`; see README.md."""
