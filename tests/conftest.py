@@ -37,6 +37,7 @@ from faults import Operations
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
+_forced = pytest.StashKey[bool]()
 _ran = {"operations": 0, "recomputations": 0}  # in all runtimes of this process
 
 
@@ -55,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for option, name in (("--force-eviction", _FORCED), ("--verify", _VERIFY)):
         if config.getoption(option):
             os.environ[name] = "1"
+    config.stash[_forced] = eviction_is_forced()
     count = runtimes.Runtime.count
 
     def counted(runtime: Any, stats: dict[str, Any], **sizes: int) -> None:
@@ -74,7 +76,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("unless_forced")
-    if marker is not None and eviction_is_forced():
+    if marker is not None and item.config.stash[_forced]:
         pytest.skip(f"eviction is forced: {marker.args[0]}")
 
 
@@ -82,7 +84,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     before = dict(_ran)
     yield
-    if not eviction_is_forced() or item.get_closest_marker("no_recomputation") is not None:
+    if not item.config.stash[_forced] or item.get_closest_marker("no_recomputation") is not None:
         return
     operations, recomputed = (_ran[name] - before[name] for name in _ran)
     assert not operations or recomputed, f"none of {operations} operations was recomputed"

@@ -57,13 +57,15 @@ def make(
 class Operations:
     """Counts operations as they run, and may do something at one of them.
 
-    `before(number, recompute)` is called before operation `number` (from 0) goes to XLA.
+    `before(number, recompute)` is called before operation `number` (from 0) goes to XLA,
+    `after(label, recompute, results)` with what came out.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.count = 0
         self.recomputed: list[int] = []
         self.before: Callable[[int, bool], None] = lambda number, recompute: None
+        self.after: Callable[[str, bool, Any], None] = lambda label, recompute, results: None
         self._recompute = False
         launch = executor.launch
         plan_run, session_launch = executor._run, session.Session._on_launch
@@ -77,7 +79,9 @@ class Operations:
             except BaseException:
                 args[2].clear()  # as launch does, whatever happens: the error holds this frame
                 raise
-            return launch(*args, **kwargs)
+            results = launch(*args, **kwargs)
+            self.after(args[0].kernel.label, self._recompute, results)
+            return results
 
         def counted_plan_run(run: Any, *args: Any) -> None:
             self._recompute = run.recompute
@@ -97,6 +101,7 @@ class Operations:
         self.count = 0
         self.recomputed = []
         self.before = lambda number, recompute: None
+        self.after = lambda label, recompute, results: None
 
 
 def raise_at(wanted: int, error: BaseException) -> Callable[[int, bool], None]:

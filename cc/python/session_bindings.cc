@@ -46,6 +46,10 @@ void InitPrepared(Prepared* self, nb::object executable, nb::object kernel,
   if (!in_place.empty() && out_keys.size() != 1) {
     throw std::invalid_argument("only an operation with one result is in place");
   }
+  int64_t outside_bytes = 0;
+  for (const OutputSpec& output : spec.outputs) {
+    if (output.outside) outside_bytes += RoundUpOutside(output.bytes);
+  }
   std::vector<std::pair<int32_t, Prepared::Form>> forms;
   for (const int32_t operand : in_place) {
     if (operand < 0 || static_cast<size_t>(operand) >= selection.size()) {
@@ -60,6 +64,7 @@ void InitPrepared(Prepared* self, nb::object executable, nb::object kernel,
                       .spec = spec,
                       .selection = std::move(selection),
                       .out_keys = std::move(out_keys),
+                      .outside_bytes = outside_bytes,
                       .slots = {.executable = std::move(executable)},
                       .in_place = std::move(forms)};
 }

@@ -94,11 +94,11 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
   if (interruptible && !consumed) session.attr("_on_step")();
   std::vector<nb::object> made = ReadOperands(session, prepared, operands);
   CollectDead();
-  MakeRoom(session, prepared.slots);
+  MakeRoom(session, prepared.slots, prepared.outside_bytes);
   specs_ = prepared.spec.outputs;
   Prepared::Form* const overwriting =
       prepared.in_place.empty() ? nullptr : Overwriting(session, owner, operands);
-  if (overwriting != nullptr) MakeRoom(session, *overwriting);
+  if (overwriting != nullptr) MakeRoom(session, *overwriting, prepared.outside_bytes);
   const OperationId operation = Submit(session, owner);
   recipes_[static_cast<size_t>(operation)]->overwriting = overwriting;
   made.clear();
@@ -192,15 +192,16 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   return operation;
 }
 
-void SessionCore::MakeRoom(nb::handle session, Prepared::Form& form) {
+void SessionCore::MakeRoom(nb::handle session, Prepared::Form& form, int64_t incoming) {
   if (form.call == nullptr) {
     // An output that XLA declines to place counts as workspace from its first launch on.
     form.workspace_bytes = nb::cast<int64_t>(form.executable.attr("workspace_bytes"));
     const nb::object obedient = form.executable.attr("obedient_call");
     if (!obedient.is_none()) form.call = nb::inst_ptr<CompiledCall>(obedient);
   }
-  if (form.workspace_bytes > workspace_bytes || outside_bytes + workspace_bytes > reserved_bytes) {
-    session.attr("_on_room_needed")(form.workspace_bytes);
+  if (form.workspace_bytes > workspace_bytes ||
+      outside_bytes + incoming + workspace_bytes > reserved_bytes) {
+    session.attr("_on_room_needed")(form.workspace_bytes, incoming);
   }
 }
 

@@ -62,6 +62,9 @@ struct CompiledCall {
   std::vector<std::pair<int32_t, nanobind::object>> slots;  // (result, SlotSpec)
 };
 
+// Of a value outside the pool, as the budget counts it.
+[[nodiscard]] constexpr int64_t RoundUpOutside(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 struct Prepared {
   nanobind::object kernel;
   nanobind::object out_avals;  // a tuple
@@ -70,6 +73,7 @@ struct Prepared {
   OperationSpec spec;
   std::vector<int32_t> selection;  // which operands the kernel takes, in its order
   std::vector<int32_t> out_keys;
+  int64_t outside_bytes = 0;  // of its results outside the pool, as NoteOutside counts them
 
   // One compiled form: with a slot for each result, or with the result over an operand.
   struct Form {
@@ -174,7 +178,8 @@ class SessionCore : public PyEngine {
   void Consume(nanobind::handle operands, StorageId storage);
   // What was held of a storage is now memory of another, at the same offset.
   void Overwrite(StorageId storage, int64_t offset);
-  void MakeRoom(nanobind::handle session, Prepared::Form& form);
+  // `incoming`: bytes of results outside the pool, which are there before they are counted.
+  void MakeRoom(nanobind::handle session, Prepared::Form& form, int64_t incoming);
   // Adds the operation and has the engine plan it; raises where there is no room.
   OperationId Submit(nanobind::handle session, nanobind::handle owner);
   // Carries out the last transaction; what was not is taken back if something raises.

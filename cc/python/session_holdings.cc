@@ -12,13 +12,6 @@
 namespace nb = nanobind;
 
 namespace coop::python {
-namespace {
-
-// What lies outside the pool is counted in multiples of this.
-constexpr int64_t kOutsideAlignment = 64;
-
-}  // namespace
-
 nb::object SessionCore::NewValue(StorageId storage, nb::handle aval, int32_t key) {
   nb::object value = nb::inst_alloc(nb::type<Value>());
   new (nb::inst_ptr<Value>(value)) Value(dead_, storage, nb::borrow(aval), key);
@@ -63,7 +56,7 @@ nb::object SessionCore::ArrayOf(nb::handle session, StorageId storage, int32_t k
 void SessionCore::NoteOutside(StorageId storage, int64_t bytes) {
   Held& held = HeldOf(storage);
   if (held.outside_bytes >= 0) return;
-  held.outside_bytes = (bytes + kOutsideAlignment - 1) / kOutsideAlignment * kOutsideAlignment;
+  held.outside_bytes = RoundUpOutside(bytes);
   outside_bytes += held.outside_bytes;
   peak_outside_bytes = std::max(peak_outside_bytes, outside_bytes);
 }

@@ -257,15 +257,15 @@ class Session:
             return base
         return self._memory.view(self._memory.offset_of(base), self._memory.spec(aval))
 
-    def _on_room_needed(self, workspace_bytes: int) -> None:
+    def _on_room_needed(self, workspace_bytes: int, incoming_bytes: int = 0) -> None:
         """Before an operation that needs more beside the pool than is reserved."""
         core = self._core
         if workspace_bytes <= core.workspace_bytes:
-            self._reserve()
+            self._reserve(incoming_bytes)
             return
         self._count_peak()
         core.workspace_bytes = workspace_bytes
-        self._reserve()
+        self._reserve(incoming_bytes)
         core.reset_peak()  # what the reservation evicted was not beside this workspace
 
     def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None:
@@ -329,10 +329,10 @@ class Session:
 
     # --- Keeping books ---
 
-    def _reserve(self) -> None:
+    def _reserve(self, incoming_bytes: int = 0) -> None:
         """Keeps room for what lies outside the pool; in steps, so that it is seldom asked for."""
         core = self._core
-        needed = core.outside_bytes + core.workspace_bytes
+        needed = core.outside_bytes + incoming_bytes + core.workspace_bytes
         if needed <= core.reserved_bytes:
             return
         step = min(1 << 16, self._runtime.capacity_bytes() >> 8)

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from building import SHAPE, Builder, as_floats
-from steps import BINARY, UNARY, STEPS, binary, dot, in_place_chain, reduction, unary
+from jax import lax
+from steps import BINARY, STEPS, UNARY, binary, dot, in_place_chain, reduction, unary
 
 SMOOTH = [unary, binary, dot, reduction, in_place_chain]
 
@@ -69,7 +69,7 @@ def while_loop(b: Builder) -> list[Any]:
     fixed = b.floats()
 
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        n, x, y = carry
+        n, x, _ = carry
         return n + 1, body(x, fixed), x
 
     _, x, y = lax.while_loop(lambda carry: carry[0] < limit, step, (0, b.floats(), b.floats()))

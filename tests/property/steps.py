@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from building import CONSTANT, SHAPE, Builder
+from jax import lax
 
 Step = Callable[[Builder], list[Any]]
 
@@ -87,9 +87,12 @@ def dot(b: Builder) -> list[Any]:
         [
             lambda: jnp.tile(x @ y.T, (1, 2)) / 16,
             lambda: x @ (x.T @ y) / 128,
-            lambda: jnp.einsum(
-                "bij,bjk->bik", x.reshape(4, 8, 16), y.reshape(4, 16, 8)
-            ).repeat(2, 2).reshape(SHAPE) / 8,
+            lambda: (
+                jnp.einsum("bij,bjk->bik", x.reshape(4, 8, 16), y.reshape(4, 16, 8))
+                .repeat(2, 2)
+                .reshape(SHAPE)
+                / 8
+            ),
         ]
     )
     return [f()]

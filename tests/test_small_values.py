@@ -1,0 +1,35 @@
+"""Values too small for the pool count against the budget from the moment they are made."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coop_jax
+
+
+@pytest.mark.no_recomputation("what is large is read once")
+def test_results_outside_the_pool_have_room_before_they_are_made() -> None:
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+
+    def fn(x: jax.Array) -> list[jax.Array]:
+        y = jnp.sin(x)
+        z = jnp.cos(y)
+        rows = jnp.split(x[0, :60], 10)  # ten results of one operation, where all else is there
+        return [y, z, *rows]
+
+    free = coop_jax.remat_eager(fn)
+    free(x)
+    peak, completed = free.runtime.stats().peak_bytes, 0
+    for budget in range(peak - 2048, peak + 1024, 64):
+        runtime = coop_jax.Runtime(budget)
+        try:
+            coop_jax.remat_eager(fn, runtime=runtime)(x)
+        except coop_jax.BudgetExceededError:
+            pass
+        else:
+            completed += 1
+        assert runtime.stats().peak_bytes <= budget
+    assert completed > 0
