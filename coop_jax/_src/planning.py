@@ -12,6 +12,7 @@ The budget is divided so that it can never be exceeded:
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 
 from coop_jax import _core
@@ -21,6 +22,9 @@ from coop_jax._src.program import Program, Storage
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
 
 OUTSIDE, FOREIGN, ADOPT = 0, 1, 2
+
+# How long to look for the smallest budget that would do, for an error message.
+_SEARCH_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -229,7 +233,12 @@ def smallest_budget(
     workspace_bytes: int,
     known_infeasible: int,
 ) -> int | None:
-    """The least budget, to 1%, at which the call would fit; found by planning, nothing runs."""
+    """The least budget, to 1%, at which the call would fit; found by planning, nothing runs.
+
+    Plans that hardly fit take long to make: after some seconds the least known so far is the
+    answer, None if there is none.
+    """
+    deadline = time.monotonic() + _SEARCH_SECONDS
 
     def feasible(budget: int) -> bool:
         return bool(
@@ -246,10 +255,12 @@ def smallest_budget(
     high = max(1, known_infeasible)
     while not feasible(high):
         high *= 2
-        if high > UNLIMITED_BYTES:
+        if high > UNLIMITED_BYTES or time.monotonic() > deadline:
             return None
     low = high // 2
     while high - low > max(settings.alignment_bytes, high // 100):
+        if time.monotonic() > deadline:
+            break
         middle = (low + high) // 2
         if feasible(middle):
             high = middle
