@@ -73,7 +73,7 @@ void RequireWellFormed(const Program& program) {
 class Planner {
  public:
   Planner(const Program& program, const PlanOptions& options)
-      : program_(program), options_(options), engine_(options.engine) {}
+      : program_(program), options_(options), engine_(Timed(options.engine)) {}
 
   Plan Make() {
     RequireWellFormed(program_);
@@ -81,6 +81,10 @@ class Planner {
     plan_.feasible = AddInputs() && RunOperations() && BringOutputs();
     plan_.stats = engine_.stats();
     plan_.peak_bytes = plan_.stats.peak_in_use_bytes + plan_.stats.reserved_bytes;
+    // The engine reads the clock when a search begins and when it ends.
+    for (size_t i = 1; i < clock_reads_.size(); i += 2) {
+      plan_.search_seconds.push_back(clock_reads_[i] - clock_reads_[i - 1]);
+    }
     return std::move(plan_);
   }
 
@@ -88,6 +92,12 @@ class Planner {
   // Bits of role_.
   static constexpr uint8_t kOutput = 1;
   static constexpr uint8_t kReleasedNow = 2;
+
+  EngineOptions Timed(EngineOptions options) {
+    if (!options.timer) return options;
+    options.timer = [this, timer = options.timer] { return clock_reads_.emplace_back(timer()); };
+    return options;
+  }
 
   int32_t& EngineId(int32_t storage) { return engine_ids_[static_cast<size_t>(storage)]; }
   uint8_t& Role(int32_t storage) { return role_[static_cast<size_t>(storage)]; }
@@ -244,6 +254,7 @@ class Planner {
 
   const Program& program_;
   const PlanOptions& options_;
+  std::vector<double> clock_reads_;
   Engine engine_;
   Plan plan_;
   std::vector<StorageId> engine_ids_;        // by program storage

@@ -6,7 +6,7 @@
 //
 // Invariants: actions are in execution order; every kRun finds its inputs resident; kDrop names
 // memory that nothing needs any more, kEvict memory that may come back. Two calls with equal
-// arguments give equal plans.
+// arguments give equal plans, but for search_seconds.
 //
 // Thread rule: functions of their arguments. Complexity: linear in the program apart from searches.
 // Source: paper section 3.2, made once ahead of time.
@@ -83,7 +83,8 @@ struct Plan {
   std::vector<int64_t> output_offsets;  // parallel to Program::outputs; -1: outside
   std::vector<Range> reserved;
   Stats stats;
-  int64_t peak_bytes = 0;  // everything: blocks, foreign ones, reservations, outside
+  std::vector<double> search_seconds;  // of each search, in order; none where they are not timed
+  int64_t peak_bytes = 0;              // everything: blocks, foreign ones, reservations, outside
 };
 
 // Throws std::invalid_argument for a program that is malformed (indices out of range, a storage

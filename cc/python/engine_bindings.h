@@ -24,9 +24,10 @@
 namespace coop::python {
 
 void BindEngine(nanobind::module_& module);
-// Parts of BindEngine: Policy; then Program, Plan, make_plan, search_window.
+// Parts of BindEngine: Policy; Program, Plan, make_plan, search_window; the fungible simulator.
 void BindPolicy(nanobind::module_& module);
 void BindProgram(nanobind::module_& module);
+void BindFungible(nanobind::module_& module);
 
 [[nodiscard]] nanobind::dict FailureDict(const Failure& failure);
 [[nodiscard]] nanobind::dict StatsDict(const Stats& stats);

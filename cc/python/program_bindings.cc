@@ -143,6 +143,7 @@ void BindProgram(nb::module_& module) {
       .def_ro("feasible", &Plan::feasible)
       .def_ro("failed_operation", &Plan::failed_operation)
       .def_ro("peak_bytes", &Plan::peak_bytes)
+      .def_ro("search_seconds", &Plan::search_seconds)
       .def_ro("input_offsets", &Plan::input_offsets)
       .def_ro("output_offsets", &Plan::output_offsets)
       .def_prop_ro("failure",
@@ -164,6 +165,8 @@ void BindProgram(nb::module_& module) {
   module.def("search_window", &Search, nb::arg("bytes"), nb::arg("scores"), nb::arg("evictable"),
              nb::arg("request_bytes"), nb::arg("prefer_right"), nb::arg("free") = nb::list(),
              "(first, last) of the cheapest run of neighbours that holds the request, or None.");
+
+  BindFungible(module);
 }
 
 }  // namespace coop::python
