@@ -39,6 +39,7 @@ def in_eager(fn: Callable[..., Any], *args: Any) -> Any:
         lambda x: x.device,
         lambda x: x.devices(),
         lambda x: x.committed,
+        lambda x: jax.ShapeDtypeStruct.like(x) == jax.eval_shape(lambda y: y, x),
         lambda x: (x.is_fully_addressable, x.is_fully_replicated, x.is_ready(), x.is_deleted()),
         lambda x: [(s.device, s.index, s.data.tolist()) for s in x.addressable_shards],
         lambda x: [s.data.tolist() for s in x.global_shards],

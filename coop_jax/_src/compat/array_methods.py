@@ -103,8 +103,10 @@ class ArrayMethods:
 
     @property
     def committed(self) -> bool:
-        """As `jax.Array.committed`."""
-        return bool(self.concrete().committed)
+        """Never: what an operation returns is not bound to its device."""
+        return False
+
+    _committed = committed  # what JAX itself asks; where it is missing, JAX takes it for true
 
     @property
     def is_fully_addressable(self) -> bool:
