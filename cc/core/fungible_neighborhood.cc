@@ -1,7 +1,6 @@
 #include "cc/core/fungible_neighborhood.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace coop {
@@ -47,6 +46,7 @@ void FungibleGraph::AddResults(int32_t operation) {
       for (auto& regions : regions_) {
         if (has_regions_) regions.emplace_back();
       }
+      for (auto& next : next_) next.emplace_back();
       if (has_components_) component_of_.push_back(NewComponent(0));
     } else {
       id = tensor(args[At(alias)]).storage;
@@ -61,34 +61,25 @@ void FungibleGraph::AddResults(int32_t operation) {
     tensor(t).storage = id;
     tensor(t).operation = operation;
   }
-  for (const int32_t arg : args) {
-    auto& consumers = tensor(arg).consumers;
-    if (consumers.empty() || consumers.back() != operation) consumers.push_back(operation);
+  for (int32_t t = FirstResultOf(operation); t < EndResultOf(operation); ++t) {
+    for (const int32_t arg : args) AddEdge(tensor(arg).storage, tensor(t).storage);
   }
 }
 
-template <typename Visit>
-void FungibleGraph::ForEachNext(int32_t from, Direction direction, Visit visit) const {
-  for (const int32_t t : storages_[At(from)].tensors) {
-    const FungibleTensor& record = tensors_[At(t)];
-    if (direction == kUp) {
-      for (const int32_t arg : ArgsOf(record.operation)) visit(tensors_[At(arg)].storage);
-      continue;
-    }
-    for (const int32_t consumer : record.consumers) {
-      for (int32_t u = FirstResultOf(consumer); u < EndResultOf(consumer); ++u) {
-        visit(tensors_[At(u)].storage);
-      }
-    }
-  }
+void FungibleGraph::AddEdge(int32_t from, int32_t to) {
+  if (from == to) return;
+  auto& down = next_[kDown][At(from)];
+  auto& up = next_[kUp][At(to)];
+  if (down.empty() || down.back() != to) down.push_back(to);
+  if (up.empty() || up.back() != from) up.push_back(from);
 }
 
 template <typename Visit>
 void FungibleGraph::ForEachMissingNeighbor(int32_t from, Visit visit) const {
   for (const Direction direction : {kUp, kDown}) {
-    ForEachNext(from, direction, [&](int32_t s) {
-      if (s != from && !storages_[At(s)].resident) visit(s);
-    });
+    for (const int32_t s : next_[direction][At(from)]) {
+      if (!storages_[At(s)].resident) visit(s);
+    }
   }
 }
 
@@ -110,47 +101,49 @@ void FungibleGraph::Rebuild(int32_t base, Direction direction) {
   Region& rebuilt = region(base, direction);
   rebuilt = {};
   BeginVisits(storages_.size());
+  (void)FirstVisit(base);
   stack_.assign(1, base);
   while (!stack_.empty()) {
     const int32_t from = stack_.back();
     stack_.pop_back();
-    ForEachNext(from, direction, [&](int32_t s) {
-      if (s == base || !FirstVisit(s)) return;
+    for (const int32_t s : next_[direction][At(from)]) {
+      if (!FirstVisit(s)) continue;
       if (storages_[At(s)].resident) {
         rebuilt.frontier.push_back(s);
-        return;
+        continue;
       }
       rebuilt.interior.push_back(s);
       rebuilt.cost_ns += storages_[At(s)].cost_ns;
       stack_.push_back(s);
-    });
+    }
   }
-  SortUnique(rebuilt.interior);
-  SortUnique(rebuilt.frontier);
 }
 
 void FungibleGraph::Absorb(int32_t into, int32_t evicted, Direction direction) {
   Region& grown = region(into, direction);
   const Region& joined = region(evicted, direction);
-  const auto place = std::lower_bound(grown.frontier.begin(), grown.frontier.end(), evicted);
-  if (place == grown.frontier.end() || *place != evicted) {
+  const auto place = std::find(grown.frontier.begin(), grown.frontier.end(), evicted);
+  if (place == grown.frontier.end()) {
     // An alias with further arguments added an edge that no increment told of; the authors'
     // simulator stops here.
     Rebuild(into, direction);
     return;
   }
   grown.frontier.erase(place);
-  std::vector<int32_t> merged;
-  std::set_union(grown.frontier.begin(), grown.frontier.end(), joined.frontier.begin(),
-                 joined.frontier.end(), std::back_inserter(merged));
-  grown.frontier.swap(merged);
-  merged.clear();
-  std::set_difference(joined.interior.begin(), joined.interior.end(), grown.interior.begin(),
-                      grown.interior.end(), std::back_inserter(merged));
-  merged.push_back(evicted);
-  for (const int32_t s : merged) grown.cost_ns += storage(s).cost_ns;
-  grown.interior.insert(grown.interior.end(), merged.begin(), merged.end());
-  SortUnique(grown.interior);
+  BeginVisits(storages_.size());
+  for (const int32_t s : grown.frontier) (void)FirstVisit(s);
+  for (const int32_t s : joined.frontier) {
+    if (FirstVisit(s)) grown.frontier.push_back(s);
+  }
+  BeginVisits(storages_.size());
+  for (const int32_t s : grown.interior) (void)FirstVisit(s);
+  const auto take = [&](int32_t s) {
+    if (!FirstVisit(s)) return;
+    grown.cost_ns += storage(s).cost_ns;
+    grown.interior.push_back(s);
+  };
+  for (const int32_t s : joined.interior) take(s);
+  take(evicted);
 }
 
 int32_t FungibleGraph::NewComponent(int64_t cost_ns) {

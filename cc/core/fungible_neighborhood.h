@@ -11,7 +11,7 @@
 // Why not Neighborhood: that one is exact or never less than exact, on a graph of storages. These
 // increments are what the published numbers were made with, so they are kept as they are.
 //
-// Invariants: a storage has a node exactly while it is missing; ids in a region are sorted.
+// Invariants: a storage has a node exactly while it is missing.
 // Thread rule: one thread at a time. Complexity: O(size of the regions around) for an eviction.
 // Source: the DTR paper, appendix C.
 #ifndef COOP_CORE_FUNGIBLE_NEIGHBORHOOD_H_
@@ -29,7 +29,6 @@ struct FungibleTensor {
   int32_t storage = kNone;
   int32_t operation = kNone;
   bool defined = false;
-  std::vector<int32_t> consumers;  // operations that were asked for
 };
 
 struct FungibleStorage {
@@ -81,9 +80,8 @@ class FungibleGraph {
     int64_t cost_ns = 0;  // of a root
   };
 
-  // Calls visit with the storages one edge away, several times where there are several edges.
-  template <typename Visit>
-  void ForEachNext(int32_t storage, Direction direction, Visit visit) const;
+  void AddEdge(int32_t from, int32_t to);
+  // Several times where there are several edges.
   template <typename Visit>
   void ForEachMissingNeighbor(int32_t storage, Visit visit) const;
   [[nodiscard]] Region& region(int32_t storage, Direction direction) {
@@ -102,7 +100,8 @@ class FungibleGraph {
   const bool counts_down_;
   std::vector<FungibleTensor> tensors_;
   std::vector<FungibleStorage> storages_;
-  std::vector<Region> regions_[2];
+  std::vector<std::vector<int32_t>> next_[2];  // storages one edge away, by direction and storage
+  std::vector<Region> regions_[2];             // likewise
   std::vector<Component> components_;
   std::vector<int32_t> component_of_;  // by storage; kNone while it is resident
   std::vector<uint32_t> seen_;
