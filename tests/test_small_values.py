@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import assert_same_bits
 
 import coop_jax
 
@@ -33,3 +34,26 @@ def test_results_outside_the_pool_have_room_before_they_are_made() -> None:
             completed += 1
         assert runtime.stats().peak_bytes <= budget
     assert completed > 0
+
+
+@pytest.mark.no_recomputation("each value is read by what comes next")
+def test_constants_have_room_before_they_are_there() -> None:
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+
+    def fn(x: jax.Array) -> list[jax.Array]:
+        kept = [x := jnp.sin(x) for _ in range(3)]
+        return [sum(kept, x + np.ones((64, 64), np.float32)) + np.full((64, 64), 2, np.float32)]
+
+    free = coop_jax.remat_eager(fn)
+    expected = free(x)
+    peak, completed = free.runtime.stats().peak_bytes, 0
+    for budget in range(peak // 2, peak + 1024, 2048):
+        runtime = coop_jax.Runtime(budget)
+        try:
+            assert_same_bits(coop_jax.remat_eager(fn, runtime=runtime)(x), expected)
+        except coop_jax.BudgetExceededError:
+            pass
+        else:
+            completed += 1
+        assert runtime.stats().peak_bytes <= budget
+    assert completed > 3

@@ -103,6 +103,8 @@ class Session:
                 core.put(foreign.storage, self._own(array), key)
         else:
             nbytes = costs.nbytes(aval)
+            if core.live_operations:  # before that there is nothing to make room of
+                self._reserve(-(-nbytes // 64) * 64)
             storage = core.add_outside(nbytes)
             core.note_outside(storage, nbytes)
             value = core.new_value(storage, aval, key)

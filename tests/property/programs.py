@@ -50,7 +50,7 @@ def random_program(seed: int) -> RandomProgram:
     """The program of a seed."""
     draw = random.Random(seed)
     wild, online = draw.random() < 0.25, draw.random() < 0.5
-    count = draw.randint(12, 30)
+    count = draw.randint(8, 18)
     values = np.random.default_rng(seed)
     args = [values.uniform(-1, 1, SHAPE).astype(np.float32) for _ in range(draw.randint(2, 4))]
     args.append(values.integers(-50, 50, SHAPE).astype(np.int32))

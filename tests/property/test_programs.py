@@ -21,7 +21,7 @@ import coop_jax
 
 # What happened over all programs: a budget that evicts nothing proves nothing.
 tally: collections.Counter[str] = collections.Counter()
-FIT_ATTEMPTS = 12
+FIT_ATTEMPTS = 24  # up to 1.5 times what it takes without a budget: pieces, reservations
 
 
 def random_policy(draw: random.Random) -> coop_jax.Policy:
@@ -67,17 +67,17 @@ class Case:
         budget = int(self.peak * self.draw.uniform(0.3, 1.0))
         for attempt in range(FIT_ATTEMPTS):
             runtime = coop_jax.Runtime(budget, policy, verify=verify)
+            known = None
             try:
                 found = self.call(runtime, donate=donate)
-            except coop_jax.BudgetExceededError as error:
-                tally["refused"] += attempt == 0
-                assert left_in(runtime) == [], "a refused call left something in the pool"
-                known = error.report.smallest_budget_bytes
-                budget = max(known or 0, budget + self.peak // 20)
-            else:
                 break
+            except coop_jax.BudgetExceededError as error:
+                known = error.report.smallest_budget_bytes
+            tally["refused"] += attempt == 0
+            assert left_in(runtime) == [], "a refused call left something in the pool"
+            budget = max(known or 0, budget + self.peak // 20)
         else:
-            pytest.fail(f"{budget} bytes do not suffice, {self.peak} did")
+            pytest.fail(f"{budget} bytes do not suffice, {self.peak} did: {policy}, {donate=}")
         context = f"{self.front_end}, {policy}, budget {budget} of {self.peak}, {donate=}"
         same(found, self.expected, self.tree, context)
         del found
@@ -110,9 +110,11 @@ def _host(x: Any) -> np.ndarray[Any, Any]:
 
 
 def check_meaning(program: RandomProgram, values: list[Any]) -> None:
-    """The values are those of plain JAX, one primitive at a time: integers exactly."""
-    with jax.disable_jit():
-        expected = [_host(x) for x in program.fn(*program.args)]
+    """The values are those of `jax.jit`: integers exactly."""
+    # Quick to compile, and every primitive means what it says.
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    compiled = jax.jit(program.fn).lower(*program.args).compile(compiler_options=options)
+    expected = [_host(x) for x in compiled(*program.args)]
     for number, (a, b) in enumerate(zip(values, expected, strict=True)):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), f"output {number}"
         if a.dtype.kind in "iub":
@@ -139,8 +141,10 @@ def check_seed(seed: int) -> None:
     program, draw = random_program(seed), random.Random(~seed)
     evicted = False
     for front_end, rounds in (("run", 2), ("remat_eager", 1)):
+        if front_end == "remat_eager" and seed % 2:
+            continue  # it compiles each primitive alone, which takes most of the time
         case = Case(program, front_end, draw)
-        if not program.wild:
+        if not program.wild and seed % 2 == 0:
             check_meaning(program, case.values)
         for _ in range(rounds):
             case.check_budgets()
