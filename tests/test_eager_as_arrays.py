@@ -101,6 +101,7 @@ def test_a_deleted_value_is_gone_and_its_memory_with_it() -> None:
         uses: list[Callable[[], Any]] = [
             lambda: jnp.sum(y),
             lambda: np.asarray(y),
+            lambda: repr(y),
             lambda: y[0],
             lambda: jax.random.normal(key),
         ]

@@ -139,7 +139,7 @@ class EagerTracer(ArrayMethods, core.Tracer["EagerTrace"]):
         return repr(self) if self._trace.session is None else str(self.concrete())
 
     def __repr__(self) -> str:
-        if self._trace.session is None:
+        if self._trace.session is None and not self.is_deleted():
             return f"EagerTracer<{self.aval}>(its call has ended)"
         aval: Any = self.aval
         return repr(
