@@ -5,10 +5,11 @@ Warnings are errors (see pyproject.toml). Compiled operations are kept on disk, 
 JAX_COMPILATION_CACHE_DIR or for this session only, so that subprocesses and further budgets do not
 compile them again.
 
-`--force-eviction` runs the tests with everything evicted before each operation. Each test whose
-operations run in a runtime must then see recomputation, or it proves nothing there: it fails unless
-it is marked `no_recomputation(reason)`. What cannot hold in that mode (no evictions in a large
-budget, exact counts) is marked `unless_forced(reason)` and skipped. `--verify` compares every
+`--force-eviction` runs the tests with everything evicted before each operation. A test in which
+something was evicted must then see recomputation, or it proves nothing there: it fails unless it is
+marked `no_recomputation(reason)`. (Where nothing was, there was nothing that may be: arguments,
+results, small values.) What cannot hold in that mode (no evictions in a large budget, exact counts)
+is marked `unless_forced(reason)` and skipped; see also `forced_eviction`. `--verify` compares every
 recomputed value with its first value. Both set environment variables, so subprocesses follow.
 """
 
@@ -34,11 +35,12 @@ import pytest
 from coop_jax._src import runtime as runtimes
 from coop_jax._src.verify import eviction_is_forced
 from faults import Operations
+from forced_eviction import UNLESS_FORCED
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
 _forced = pytest.StashKey[bool]()
-_ran = {"operations": 0, "recomputations": 0}  # in all runtimes of this process
+_ran = {"evictions": 0, "recomputations": 0}  # in all runtimes of this process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +76,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("program_seed", range(first, first + count))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in (item.path.name, getattr(item, "originalname", "")):
+            if name in UNLESS_FORCED:
+                item.add_marker(pytest.mark.unless_forced(UNLESS_FORCED[name]))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("unless_forced")
     if marker is not None and item.config.stash[_forced]:
@@ -86,8 +95,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     yield
     if not item.config.stash[_forced] or item.get_closest_marker("no_recomputation") is not None:
         return
-    operations, recomputed = (_ran[name] - before[name] for name in _ran)
-    assert not operations or recomputed, f"none of {operations} operations was recomputed"
+    evicted, recomputed = (_ran[name] - before[name] for name in _ran)
+    assert not evicted or recomputed, f"{evicted} values were evicted, and none came back"
 
 
 def _count(event: str, duration_secs: float, **_: Any) -> None:
