@@ -446,8 +446,11 @@ def make_plan(
     input_where: Sequence[int],
     input_offsets: Sequence[int],
     timed: bool = False,
+    max_recomputations: int = 0,
 ) -> Plan:
     """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
+
+    A plan that recomputes more than ``max_recomputations`` operations (0: any number) is none.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.

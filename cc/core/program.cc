@@ -117,6 +117,25 @@ class Planner {
     return false;
   }
 
+  [[nodiscard]] bool Thrashes() const {
+    return options_.max_recomputations > 0 &&
+           engine_.stats().recomputations > options_.max_recomputations;
+  }
+
+  bool FailThrashing(int32_t operation) {
+    const Stats& stats = engine_.stats();
+    plan_.failure = Failure{.reason = FailureReason::kThrashing,
+                            .requested_bytes = 0,
+                            .capacity_bytes = options_.engine.capacity_bytes,
+                            .in_use_bytes = stats.in_use_bytes + stats.reserved_bytes,
+                            .pinned_bytes = stats.reserved_bytes,
+                            .largest_free_block_bytes = engine_.largest_free_block_bytes(),
+                            .largest_window_bytes = engine_.largest_free_block_bytes(),
+                            .operation = operation};
+    plan_.failed_operation = operation;
+    return false;
+  }
+
   void Bind(int32_t storage, StorageId id) {
     EngineId(storage) = id;
     const auto index = static_cast<size_t>(id);
@@ -158,6 +177,7 @@ class Planner {
     for (int32_t i = 0; i < program_.operation_count(); ++i) {
       const OperationId id = AddOperation(i);
       if (!engine_.Run(id)) return Fail(i);
+      if (Thrashes()) return FailThrashing(i);
       AppendActions();
       for (const int32_t storage : Row(program_.op_outputs, program_.op_output_begin, i)) {
         if (!(Role(storage) & kOutput)) continue;
@@ -209,6 +229,7 @@ class Planner {
   bool BringOutputs() {
     for (const int32_t storage : program_.outputs) {
       if (!engine_.Materialize(EngineId(storage))) return Fail(program_.operation_count());
+      if (Thrashes()) return FailThrashing(program_.operation_count());
       AppendActions();
       engine_.MakePermanent(EngineId(storage));
       AppendFreed();

@@ -70,6 +70,8 @@ struct PlanOptions {
   std::vector<Range> foreign;      // blocks held by others for the whole plan, not inputs
   int64_t reserve_bytes = 0;       // workspace
   bool pin_outputs_early = false;  // outputs are never evicted once computed
+  // More recomputed operations than this are as good as no plan; 0: any number.
+  int64_t max_recomputations = 0;
 };
 
 struct Plan {

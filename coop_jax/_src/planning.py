@@ -23,6 +23,9 @@ UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
 
 OUTSIDE, FOREIGN, ADOPT = 0, 1, 2
 
+# Plans that recompute more than this share of the step are compared with others.
+_COSTLY = 0.3
+
 # How long to look for the smallest budget that would do, for an error message.
 _SEARCH_SECONDS = 10.0
 
@@ -89,8 +92,10 @@ def _rounded(storage: Storage) -> int:
     return -(-storage.nbytes // 64) * 64 if storage.outside else 0
 
 
-def core_program(program: Program, donated: Sequence[bool]) -> _core.Program:
-    """The engine's view of a program: sizes, costs, uses."""
+def core_program(
+    program: Program, donated: Sequence[bool], cost_seconds: Sequence[float] | None = None
+) -> _core.Program:
+    """The engine's view of a program: sizes, costs (the kernels' if not given), uses."""
     in_begin, out_begin, release_begin = [0], [0], [0]
     ins: list[int] = []
     outs: list[int] = []
@@ -115,7 +120,9 @@ def core_program(program: Program, donated: Sequence[bool]) -> _core.Program:
         op_output_begin=out_begin,
         op_outputs=outs,
         op_in_place=in_place,
-        op_cost_seconds=[op.kernel.cost_seconds for op in program.operations],
+        op_cost_seconds=[op.kernel.cost_seconds for op in program.operations]
+        if cost_seconds is None
+        else list(cost_seconds),
         op_recomputable=[op.kernel.recomputable for op in program.operations],
         release_begin=release_begin,
         releases=releases,
@@ -165,9 +172,13 @@ def _plan_within(
 
     Outputs are kept once computed (evicting them only to recompute them at the end costs more than
     it gives); where that does not fit, they may be evicted like anything else. Where the fast
-    projected cost finds no plan, the exact one is tried: planning costs milliseconds.
+    projected cost finds no plan or a costly one, the exact one is tried, and the least recomputation
+    wins: planning takes much less than the steps that follow.
     """
     constants = len(program.constants)
+    # A step that takes this many times as long serves nobody, and takes long to plan.
+    most = 0 if settings.policy.evict_always else 1024 + 16 * len(program.operations)
+    best: _core.Plan | None = None
     exact = policies.with_exact_neighborhood(settings.policy)
     for policy, pin_early in (
         (settings.policy, True),
@@ -187,10 +198,28 @@ def _plan_within(
             reserve_bytes=reserve_bytes,
             pin_outputs_early=pin_early,
             timed=True,
+            max_recomputations=most,
         )
-        if plan.feasible:
-            break
-    return plan
+        if best is None or _is_better(plan, best):
+            best = plan
+        if settings.policy.evict_always and best.feasible:
+            return best
+        if best.feasible and _recompute_share(best) <= _COSTLY:
+            return best
+    assert best is not None
+    return best
+
+
+def _is_better(plan: _core.Plan, best: _core.Plan) -> bool:
+    if plan.feasible != best.feasible:
+        return plan.feasible
+    return plan.feasible and _recompute_share(plan) < _recompute_share(best)
+
+
+def _recompute_share(plan: _core.Plan) -> float:
+    stats = plan.stats
+    share: float = stats["recompute_seconds"] / max(stats["compute_seconds"], 1e-30)
+    return share
 
 
 def unbudgeted_peak(

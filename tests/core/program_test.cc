@@ -196,6 +196,27 @@ TEST_P(ProgramTest, LessThanOneOperationNeedsIsRefused) {
   }
 }
 
+TEST_P(ProgramTest, MoreRecomputationThanIsAllowedIsNoPlan) {
+  int refused = 0;
+  for (uint64_t seed = 350; seed < 380 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const Program program = RandomProgram(seed, ShapeOf(seed));
+    const int64_t bound_bytes = LowerBoundBytes(program, kAlignmentBytes);
+    PlanOptions options = Options(GetParam().policy, 3 * bound_bytes / 2);
+    const Plan any = MakePlan(program, options);
+    if (!any.feasible || any.stats.recomputations < 2) continue;
+    options.max_recomputations = any.stats.recomputations;
+    EXPECT_TRUE(MakePlan(program, options).feasible);
+    options.max_recomputations = any.stats.recomputations / 2;
+    const Plan plan = MakePlan(program, options);
+    EXPECT_FALSE(plan.feasible);
+    EXPECT_EQ(plan.failure.reason, FailureReason::kThrashing);
+    EXPECT_GE(plan.failed_operation, 0);
+    ++refused;
+  }
+  EXPECT_GT(refused, 0);
+}
+
 TEST_P(ProgramTest, PlansAreTheSameFromRunToRun) {
   for (uint64_t seed = 400; seed < 425 && !HasFailure(); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
