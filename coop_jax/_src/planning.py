@@ -172,8 +172,8 @@ def _plan_within(
 
     Outputs are kept once computed (evicting them only to recompute them at the end costs more than
     it gives); where that does not fit, they may be evicted like anything else. Where the fast
-    projected cost finds no plan or a costly one, the exact one is tried, and the least recomputation
-    wins: planning takes much less than the steps that follow.
+    projected cost finds no plan or a costly one, the exact one is tried, and the plan that
+    recomputes least wins: planning takes much less time than the steps that follow.
     """
     constants = len(program.constants)
     # A step that takes this many times as long serves nobody, and takes long to plan.
