@@ -146,3 +146,22 @@ def test_workspace_counts() -> None:
     kept = coop_jax.Runtime(4 * x.nbytes, workspace=3 * x.nbytes)
     with pytest.raises(coop_jax.BudgetExceededError):
         coop_jax.run(lambda x: x * 2, runtime=kept)(x)
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_results_that_were_ready_go_where_the_next_does_not_fit(front_end: str) -> None:
+    def fn(x: jax.Array) -> list[jax.Array]:
+        x = jax.lax.cond(x[0, 0] < 99, lambda x: x @ x, jnp.cos, x)  # not known ahead
+        return [jnp.sin(x + i) for i in range(6)]
+
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    refused = 0
+    for budget in range(3 * x.nbytes, 7 * x.nbytes, x.nbytes // 2):
+        runtime = coop_jax.Runtime(budget)
+        wrap = coop_jax.run if front_end == "run" else coop_jax.remat_eager
+        try:
+            wrap(fn, runtime=runtime)(x)
+        except coop_jax.BudgetExceededError as error:
+            refused += error.report.operation == "reading a value"
+            assert in_use(runtime) == []
+    assert refused > 0

@@ -183,11 +183,13 @@ class EagerFunction(Generic[P, R]):
             for x, v in zip(flat, values, strict=True):
                 try:
                     out.append(x if v is None else _lent(session, v, committed))
-                except BudgetExceededError:
-                    if needed is None or len(out) < needed():
-                        raise
-                    del out[needed() :]
-                    return out
+                except BaseException as error:
+                    refused = isinstance(error, BudgetExceededError)
+                    if refused and needed is not None and len(out) >= needed():
+                        del out[needed() :]
+                        return out
+                    out.clear()  # whoever keeps the traceback must not keep results
+                    raise
             del values, flat
         except BaseException:
             with contextlib.suppress(BudgetExceededError):

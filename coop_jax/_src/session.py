@@ -175,9 +175,13 @@ class Session:
         """Brings values back, for good, as arrays that outlive the session."""
         core = self._core
         self._reserve()  # a function that runs nothing returns what lies outside
-        out = []
+        out: list[jax.Array] = []
         for value in values:
-            core.bring(self, value.storage)
+            try:
+                core.bring(self, value.storage)
+            except BaseException:
+                out.clear()  # whoever keeps the traceback must not keep results
+                raise
             if not core.is_permanent(value.storage) and not core.is_outside(value.storage):
                 core.make_permanent(value.storage)
             array = core.array_of(self, value.storage, value.key)
