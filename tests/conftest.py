@@ -35,7 +35,7 @@ import pytest
 from coop_jax._src import runtime as runtimes
 from coop_jax._src.verify import eviction_is_forced
 from faults import Operations
-from forced_eviction import UNLESS_FORCED
+from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
@@ -81,6 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in (item.path.name, getattr(item, "originalname", "")):
             if name in UNLESS_FORCED:
                 item.add_marker(pytest.mark.unless_forced(UNLESS_FORCED[name]))
+            if name in NO_RECOMPUTATION:
+                item.add_marker(pytest.mark.no_recomputation(NO_RECOMPUTATION[name]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

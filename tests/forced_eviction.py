@@ -1,16 +1,22 @@
-"""Tests that forced eviction (`--force-eviction`) cannot run, with reasons, by file or by name.
+"""Tests that forced eviction (`--force-eviction`) cannot run or that recompute nothing, and why.
 
-A new test is marked where it is defined, `@pytest.mark.unless_forced(reason)`; here is what holds
-for a whole file or for a test that several parametrizations share.
+By file or by name. A new test is better marked where it is defined, `unless_forced(reason)` or
+`no_recomputation(reason)`; here is what holds for files and for tests of many parametrizations.
 """
 
 from __future__ import annotations
 
 _LONG = "whole models: recomputation is quadratic in the length of a program"
-_PEAKS = "compares peaks or counts, which evictions change"
+_COUNTS = "asserts peaks or counts, which evictions change"
 
 UNLESS_FORCED = {
     "test_equality.py": _LONG,
-    "test_real_memory.py": _PEAKS,
-    "test_the_peak_is_within_a_tenth_of_what_run_needs": _PEAKS,
+    "test_real_memory.py": _COUNTS,
+    "test_the_peak_is_within_a_tenth_of_what_run_needs": _COUNTS,
+    "test_an_lstm_at_half_of_its_memory_is_rematerialised_per_iteration": _LONG,
+    "test_programs_that_close_over_eager_values_do_not_keep_them": _COUNTS,
+}
+
+NO_RECOMPUTATION = {
+    "test_a_value_that_leaves_the_call_by_another_door_says_so": "nothing reads it again",
 }
