@@ -1,4 +1,4 @@
-"""Programs taken apart: `vmap` of a `while_loop` whose predicate is batched: elements that are done stay as they are."""
+"""Programs taken apart: loops that `vmap` batched, and what nothing needs."""
 
 from __future__ import annotations
 
