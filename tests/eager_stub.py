@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from coop_jax._src.compat.eager import eager_scope
-from coop_jax._src.compat.tracing import EagerTracer
+from coop_jax._src.compat.tracers import EagerTracer
 
 
 class Value:

@@ -289,8 +289,8 @@ class BudgetedFunction(Generic[P, R]):
         finally:
             session.close()
         returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}
-        for x, donated in zip(inputs, signature.donated, strict=True):
-            if not donated or x.is_deleted():
+        for x in donated:
+            if x.is_deleted():
                 continue
             if not x.size or arrays.address_of(arrays.stored(x)) not in returned:
                 x.delete()

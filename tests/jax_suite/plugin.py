@@ -28,7 +28,7 @@ import pytest
 
 import coop_jax  # before anything starts JAX's CPU backend
 from coop_jax._src import preparing
-from coop_jax._src.compat import tracing
+from coop_jax._src.compat import tracers
 
 BUDGETS = ("64MiB", "1GiB", "6GiB")
 
@@ -145,7 +145,7 @@ def _ask_contents_for_their_class() -> None:
     assert_is_instance = unittest.TestCase.assertIsInstance
 
     def assert_contents(self: unittest.TestCase, value: Any, kind: Any, msg: Any = None) -> None:
-        if isinstance(value, tracing.EagerTracer) and not isinstance(value, kind):
+        if isinstance(value, tracers.EagerTracer) and not isinstance(value, kind):
             value = value.concrete()
         assert_is_instance(self, value, kind, msg)
 

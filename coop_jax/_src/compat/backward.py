@@ -35,7 +35,8 @@ import numpy as np
 from jax._src import core
 from jax._src.interpreters import ad
 
-from coop_jax._src.compat.tracing import EagerTrace, EagerTracer
+from coop_jax._src.compat.tracers import EagerTracer
+from coop_jax._src.compat.tracing import EagerTrace
 from coop_jax._src.stacks import Stack
 
 _release_p = core.Primitive("coop_release")

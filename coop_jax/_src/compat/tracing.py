@@ -1,7 +1,7 @@
 """The eager front end's Trace: every primitive is handed to a session as it is called.
 
-Model: an `EagerTracer` is a `jax.Array` look-alike that holds exactly one `Value`, an opaque handle
-that belongs to a `Session`. Binding a primitive unwraps the operands, lets the session execute now,
+Model: an `EagerTracer` (see `tracers`) is a `jax.Array` look-alike that holds exactly one `Value`,
+an opaque handle that belongs to a `Session`. Binding a primitive unwraps the operands, lets the session execute now,
 and wraps what comes back. Asking a tracer for its contents (`bool`, `int`, `np.asarray`, `repr`)
 asks the session, which brings an evicted value back first. JAX's transformations sit on top as they
 sit on its own evaluation trace, so Python control flow may depend on values, also under `jax.grad`.
@@ -24,7 +24,7 @@ Source: not in the paper, whose section 4 builds on a framework that executes ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import numpy as np
@@ -34,20 +34,14 @@ from jax._src.dtypes import float0
 from jax._src.lax import lax
 
 from coop_jax._src.compat import arrays, jaxprs
-from coop_jax._src.compat.array_methods import ArrayMethods
 from coop_jax._src.compat.refs import is_ref
+from coop_jax._src.compat.tracers import EagerTracer, Fill, RefTracer, StackTracer, wrap
 from coop_jax._src.refs import RefCell
-from coop_jax._src.stacks import Stack
 
-_ESCAPED = (
-    " It was made inside a coop_jax.remat_eager call that has ended, and its memory with it. Return"
-    " the values that are needed later from the decorated function."
-)
 _FOREIGN = (
     "a coop_jax.remat_eager function met a {kind} of a JAX transformation around its call, or of"
     " one that has ended: {aval}. If the function closes over that value, pass it as an argument."
 )
-_REFERENCE = "a mutable reference ({aval}) was used as an array: read it with ref[...]"
 _SHARD_MAP = (
     "coop_jax runs on one device: the primitive 'shard_map' at {source} works over several. Call"
     " coop_jax inside the mapped function, or map without it."
@@ -89,144 +83,13 @@ class Session(Protocol):
         ...
 
 
-class EagerTracer(ArrayMethods, core.Tracer["EagerTrace"]):
-    """Stands for one value of a session; behaves as the `jax.Array` it would be without one."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self, trace: EagerTrace, held: Any) -> None:
-        self._trace = trace
-        self.aval = held.aval
-        self._held = held  # a value, or a _Fill that nothing has read yet
-
-    @property
-    def value(self) -> Any:
-        """The session's value."""
-        if type(self._held) is _Fill:
-            fill = self._held
-            (self._held,) = self._trace.apply(fill.primitive, fill.operands, fill.params)
-        return self._held
-
-    @property
-    def held_value(self) -> Any:
-        """The session's value; None as long as the session has not been asked for one."""
-        return None if type(self._held) is _Fill else self._held
-
-    def concrete(self) -> jax.Array:
-        """The contents, brought back if need be."""
-        session = self._trace.session
-        if session is None:
-            if self.is_deleted():
-                aval: Any = self.aval
-                raise RuntimeError(f"Array has been deleted with shape={aval.str_short()}.")
-            raise core.escaped_tracer_error(self, _ESCAPED)
-        with core.set_current_trace(core.eval_trace), arrays.compiling():
-            return session.concrete(self.value)
-
-    def to_concrete_value(self) -> EagerTracer:
-        """Known, but not yet brought back: JAX asks this often only to learn whether it is known.
-
-        What it then does with the answer (`bool`, `operator.index`, `np.equal`, slicing) works on a
-        tracer as on an array.
-        """
-        return self
-
-    def full_lower(self) -> EagerTracer:
-        """The tracer itself: a value never turns into an array of its own accord."""
-        return self
-
-    def __str__(self) -> str:
-        return repr(self) if self._trace.session is None else str(self.concrete())
-
-    def __repr__(self) -> str:
-        if self._trace.session is None and not self.is_deleted():
-            return f"EagerTracer<{self.aval}>(its call has ended)"
-        aval: Any = self.aval
-        return repr(
-            arrays.with_aval(
-                self.concrete(),
-                weak_type=getattr(aval, "weak_type", False),
-                committed=False,
-                shape=aval.shape,
-                dtype=aval.dtype,
-            )
-        )
-
-    def _short_repr(self) -> str:
-        return str(self)
-
-    def __copy__(self) -> EagerTracer:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> EagerTracer:
-        return self
-
-    def block_until_ready(self) -> EagerTracer:
-        """Waits for the contents, and returns the tracer."""
-        self.concrete().block_until_ready()
-        return self
-
-    def delete(self) -> None:
-        """Lets go of the value: its memory is free once nothing else needs it."""
-        self._held = None
-        self._trace = _deleted
-
-    def is_deleted(self) -> bool:
-        """Whether `delete` was called; an evicted value is brought back when it is needed."""
-        return self._trace is _deleted
-
-
-class StackTracer(EagerTracer):
-    """What a scan stacked, in parts as long as nothing needs it whole.
-
-    Not a class for hot paths to meet: operations look for `EagerTracer` itself first.
-    """
-
-    __slots__ = ()
-
-    @property
-    def value(self) -> Any:
-        """The session's value of the whole."""
-        session = self._trace.session
-        if type(self._held) is Stack and session is not None:
-            with core.set_current_trace(core.eval_trace):
-                self._held = session.as_value(self._held)
-        return self._held
-
-    @property
-    def held_value(self) -> Any:
-        """The session's value, or the stack."""
-        return self._held
-
-
-class RefTracer(EagerTracer):
-    """A mutable reference: a cell with the value that is its contents now."""
-
-    __slots__ = ()
-
-    @property
-    def value(self) -> Any:
-        """Refuses: a reference is no array."""
-        raise TypeError(_REFERENCE.format(aval=self.aval))
-
-    @property
-    def held_value(self) -> None:
-        """Nothing that could be released."""
-        return
-
-    def __repr__(self) -> str:
-        return f"EagerRef<{self.aval}>"
-
-
-_TRACERS: dict[type, type[EagerTracer]] = {Stack: StackTracer, RefCell: RefTracer}
-
-
 class EagerTrace(core.Trace):
     """Executes each primitive at once on `session`, until `close`."""
 
     __slots__ = ("session",)
 
     session: Session | None
+    deleted: ClassVar[EagerTrace]
 
     def __init__(self, session: Session | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -240,7 +103,7 @@ class EagerTrace(core.Trace):
 
     def wrap(self, value: Any) -> EagerTracer:
         """A tracer for a value, a stack or a reference of the session."""
-        return _TRACERS.get(type(value), EagerTracer)(self, value)
+        return wrap(self, value)
 
     def value_of(self, x: object) -> Any:
         """The value behind a tracer of this trace; None for anything else."""
@@ -256,7 +119,7 @@ class EagerTrace(core.Trace):
             if core.typeof(tracers[0]).dtype == float0:  # tangents of integers: nothing to compute
                 with core.set_current_trace(core.eval_trace):
                     return core.eval_trace.process_primitive(primitive, tracers, params)
-            return EagerTracer(self, _Fill(primitive, tracers, params))
+            return EagerTracer(self, Fill(primitive, tracers, params))
         if primitive is lax.convert_element_type_p and _keeps_type(self, tracers[0], params):
             return tracers[0]
         values = self.apply(primitive, tracers, params)
@@ -276,7 +139,7 @@ class EagerTrace(core.Trace):
         if session is None:
             raise RuntimeError("an eager coop_jax call has ended, and its trace was used again")
         operands = [
-            (t._held if type(t._held) is not _Fill else t.value)
+            (t._held if type(t._held) is not Fill else t.value)
             if type(t) is EagerTracer and t._trace is self
             else _other_operand(self, t)
             for t in tracers
@@ -340,22 +203,6 @@ def _keeps_type(trace: EagerTrace, x: Any, params: Any) -> bool:
     )
 
 
-class _Fill:
-    """The broadcast of a scalar that nothing has read yet.
-
-    JAX keeps such arrays as residuals that its transposition rules never read: the other branch of
-    a select, the zeros beside a concatenated tangent. One a layer would be held all through a step.
-    """
-
-    __slots__ = ("aval", "operands", "params", "primitive")
-
-    def __init__(self, primitive: Any, operands: Any, params: Any) -> None:
-        self.primitive = primitive
-        self.operands = operands
-        self.params = params
-        self.aval, _ = primitive.abstract_eval(*map(core.typeof, operands), **params)
-
-
 def _is_fill(operands: Any) -> bool:
     if len(operands) != 1:
         return False
@@ -383,4 +230,4 @@ def _other_operand(trace: EagerTrace, x: Any) -> Any:
 _cache_identity = core.Trace()
 
 # The trace of tracers that were deleted.
-_deleted = EagerTrace(None)
+EagerTrace.deleted = EagerTrace(None)
