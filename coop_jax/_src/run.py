@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import around, interpreter, kernels, planning, policies, primitives
+from coop_jax._src import around, kernels, planning, policies, primitives
 from coop_jax._src import budget as budgets
 from coop_jax._src.compat import arrays, jaxprs, transforms
 from coop_jax._src.compat import refs as compat_refs
@@ -24,11 +24,10 @@ from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.instructions import CompiledPlan, compile_plan
 from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.online import run_online
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
-from coop_jax._src.refs import RefCell, wrapped
 from coop_jax._src.runtime import Runtime, current_runtime
-from coop_jax._src.session import Session
 from coop_jax._src.signatures import (
     Signature,
     as_array,
@@ -242,7 +241,7 @@ class BudgetedFunction(Generic[P, R]):
         inputs = [as_array(x, runtime.device) for x in given]
         committed = any(arrays.is_committed(x) for x in given)
         if signature.program is None:
-            values = self._run_online(runtime, signature, inputs, interrupts)
+            values = run_online(runtime, signature, inputs, interrupts)
         else:
             values = self._run_planned(runtime, signature, signature.program, inputs, interrupts)
         if refs:
@@ -262,39 +261,6 @@ class BudgetedFunction(Generic[P, R]):
             else value
             for value, aval in zip(values, signature.out_avals, strict=True)
         ]
-
-    def _run_online(
-        self,
-        runtime: Runtime,
-        signature: Signature,
-        inputs: list[jax.Array],
-        interrupts: DeferredInterrupts,
-    ) -> list[jax.Array]:
-        """Operations are planned one by one, as the values that decide become known."""
-        donated = [x for x, d in zip(inputs, signature.donated, strict=True) if d]
-        session = Session(runtime, interrupts, donated)
-        try:
-            operands: list[Any] = [
-                session.donated_value_of(x) if donated else session.value_of(x)
-                for x, donated in zip(inputs, signature.donated, strict=True)
-            ]
-            cells = [
-                wrapped(v.aval, x) for v, x in zip(signature.jaxpr.invars, operands, strict=True)
-            ]
-            operands.clear()
-            written = [x for x in cells if type(x) is RefCell]
-            results = interpreter.call(session, signature.jaxpr, signature.constants, cells)
-            results += [x.current for x in written]
-            values = session.take([session.as_value(x) for x in results])
-        finally:
-            session.close()
-        returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}
-        for x in donated:
-            if x.is_deleted():
-                continue
-            if not x.size or arrays.address_of(arrays.stored(x)) not in returned:
-                x.delete()
-        return values
 
     def _run_planned(
         self,

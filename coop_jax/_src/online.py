@@ -1,0 +1,59 @@
+"""A `run` program that branches or loops on values: planned as the values become known.
+
+Invariants: donated arguments are overwritten or freed, unless they are returned; references get
+their last contents as further results. Thread rule: under the runtime's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from coop_jax._src import interpreter
+from coop_jax._src.compat import arrays
+from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.refs import RefCell, wrapped
+from coop_jax._src.runtime import Runtime
+from coop_jax._src.session import Session
+from coop_jax._src.signatures import Signature
+
+
+def run_online(
+    runtime: Runtime,
+    signature: Signature,
+    inputs: Sequence[jax.Array],
+    interrupts: DeferredInterrupts,
+) -> list[jax.Array]:
+    """Runs a program equation by equation.
+
+    Args:
+      runtime: where to run.
+      signature: the program, and which inputs are donated.
+      inputs: arrays for the program's inputs; for references their contents.
+      interrupts: checked between operations, until a donated input is consumed.
+
+    Returns:
+      The results, then the last contents of each input that is a reference.
+    """
+    donated = [x for x, d in zip(inputs, signature.donated, strict=True) if d]
+    session = Session(runtime, interrupts, donated)
+    try:
+        cells: list[Any] = [
+            wrapped(v.aval, session.donated_value_of(x) if d else session.value_of(x))
+            for v, x, d in zip(signature.jaxpr.invars, inputs, signature.donated, strict=True)
+        ]
+        written = [x for x in cells if type(x) is RefCell]
+        results = interpreter.call(session, signature.jaxpr, signature.constants, cells)
+        results += [x.current for x in written]
+        values = session.take([session.as_value(x) for x in results])
+    finally:
+        session.close()
+    returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}
+    for x in donated:
+        if x.is_deleted():
+            continue
+        if not x.size or arrays.address_of(arrays.stored(x)) not in returned:
+            x.delete()
+    return values
