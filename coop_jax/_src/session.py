@@ -16,7 +16,6 @@ Thread rule: one thread, under the runtime's lock.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,17 +24,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import costs, interpreter, primitives
+from coop_jax._src import interpreter, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executor import launch
+from coop_jax._src.externals import Externals
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.kernels import Executable
 from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.refs import LOST, RefCell
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.stacks import Stack
-from coop_jax._src.values import Value, aval_of_key, key_of, operand_key
+from coop_jax._src.values import Value, aval_of_key, operand_key
 
 
 class Session:
@@ -75,59 +75,17 @@ class Session:
         core.reserved_bytes = runtime.capacity_bytes() if unlimited else 0
         self._peak_bytes = 0
         self._cells: dict[int, tuple[Any, RefCell, Any]] = {}
-        self._externals: dict[int, tuple[weakref.ref[Any], Value]] = {}
-        self._memory.pool.drain_freed()
-        self._foreign: dict[int, Value] = {}
-        given_up = set(map(self._memory.offset_of, donated))
-        for offset, nbytes in self._memory.pool.live_blocks():
-            mine = offset in given_up and self._memory.pool.live_count(offset) == 1
-            storage = core.add_foreign(offset, nbytes, mine)
-            self._foreign[offset] = core.new_value(storage, None, -1)
+        self._externals = Externals(core, self._memory, donated)
 
     # --- Values in and out ---
 
     def value_of(self, x: Any) -> Value:
         """A value for an array, NumPy array or scalar from outside."""
-        known = self._externals.get(id(x))
-        if known is not None and known[0]() is x:
-            return known[1]
-        core = self._core
-        array = arrays.on_device(x, self._memory.device) if isinstance(x, jax.Array) else x
-        offset = self._memory.offset_of(array)
-        aval = jaxprs.aval_of(x)
-        key = key_of(aval)
-        foreign = self._foreign.get(offset) if offset >= 0 else None
-        if foreign is not None:
-            value = core.alias(foreign.storage, aval, key)
-            if not core.holds(foreign.storage):
-                core.put(foreign.storage, self._own(array), key)
-        else:
-            nbytes = costs.nbytes(aval)
-            if core.live_operations:  # before that there is nothing to make room of
-                self._reserve(-(-nbytes // 64) * 64)
-            storage = core.add_outside(nbytes)
-            core.note_outside(storage, nbytes)
-            value = core.new_value(storage, aval, key)
-            core.put(storage, self._own(array), key)
-        if isinstance(x, jax.Array):
-            number = id(x)
-            gone = self._externals
-            self._externals[number] = (weakref.ref(x, lambda _: gone.pop(number, None)), value)
-        return value
+        return self._externals.value_of(x, self._reserve)
 
     def donated_value_of(self, x: jax.Array) -> Value:
         """As `value_of`, but the array is given up: deleted when nothing reads it any more."""
-        offset = self._memory.offset_of(x)
-        if offset >= 0 and (
-            self._memory.pool.live_count(offset) > 1 or not arrays.drop_numpy_view(x)
-        ):
-            return self.value_of(x)
-        value = self.value_of(x)
-        self._externals.pop(id(x), None)
-        if offset >= 0:
-            del self._foreign[offset]
-        self._core.donate(value.storage)
-        return value
+        return self._externals.donated_value_of(x, self._reserve)
 
     def cell_of(self, ref: Any) -> RefCell:
         """The cell of a reference of the caller's, which gets its last contents by `write_back`."""
@@ -157,19 +115,6 @@ class Session:
     def alias(self, value: Value) -> Value:
         """Another handle of the same value, with a reference of its own."""
         return self._core.alias(value.storage, value.aval, value.key)
-
-    def _own(self, x: Any) -> Any:
-        """The same memory as an object of the session's own, so that `x` itself may go."""
-        if not isinstance(x, jax.Array):
-            x = np.asarray(x, jaxprs.aval_of(x).dtype)
-            return arrays.put(x, self._memory.device) if x.ndim else x
-        if x.is_deleted():
-            raise RuntimeError(f"an array of shape {x.shape} that the function reads was deleted")
-        arrays.wait(x)
-        x = arrays.stored(x)
-        return arrays.with_aval(
-            x, weak_type=False, committed=arrays.is_committed(x), shape=x.shape, dtype=x.dtype
-        )
 
     def take(self, values: Sequence[Value]) -> list[jax.Array]:
         """Brings values back, for good, as arrays that outlive the session."""
@@ -369,5 +314,4 @@ class Session:
         )
         core.clear()
         self._externals.clear()
-        self._foreign.clear()
         self._cells.clear()
