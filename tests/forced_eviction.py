@@ -14,6 +14,9 @@ UNLESS_FORCED = {
     "test_real_memory.py": _COUNTS,
     "test_the_peak_is_within_a_tenth_of_what_run_needs": _COUNTS,
     "test_an_lstm_at_half_of_its_memory_is_rematerialised_per_iteration": _LONG,
+    "test_training_by_copies_gives_the_same_bits": _LONG,
+    "test_a_scan_over_24_layers_costs_what_they_cost_unrolled": _COUNTS,
+    "test_recurrent_over_time": _LONG,
     "test_programs_that_close_over_eager_values_do_not_keep_them": _COUNTS,
 }
 
