@@ -456,6 +456,40 @@ def make_plan(
         ValueError: the program is malformed, or foreign blocks overlap.
     """
 
+class FungibleProgram:
+    """Operations over tensors and a schedule; ids are indices. See cc/core/fungible.h."""
+
+    def __init__(
+        self,
+        *,
+        op_cost_ns: Sequence[int],
+        op_arg_begin: Sequence[int],
+        op_args: Sequence[int],
+        op_result_begin: Sequence[int],
+        result_bytes: Sequence[int],
+        result_alias: Sequence[int],
+        step_kinds: Sequence[int],
+        step_ids: Sequence[int],
+    ) -> None: ...
+    @property
+    def operation_count(self) -> int: ...
+    @property
+    def tensor_count(self) -> int: ...
+
+def simulate_fungible(
+    program: FungibleProgram,
+    *,
+    heuristic: str,
+    budget_bytes: int = -1,
+    recompute_limit_ns: int = -1,
+    release_pinned: bool = False,
+) -> dict[str, Any]:
+    """Run a program in memory without addresses, by the rules of the authors of DTR.
+
+    Raises:
+        ValueError: an unknown heuristic, or a malformed program.
+    """
+
 def search_window(
     bytes: Sequence[int],
     scores: Sequence[float],

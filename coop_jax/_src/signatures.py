@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 
 from coop_jax import _core
 from coop_jax._src import kernels, planning
+from coop_jax._src.arguments import flat_function as flat_function
+from coop_jax._src.arguments import flatten_arguments as flatten_arguments
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.errors import BudgetExceededError
@@ -48,72 +50,6 @@ def contents_of(refs: Sequence[Any]) -> list[jax.Array]:
             " is meant would depend on the order of execution"
         )
     return [compat_refs.contents(r) for r in refs]
-
-
-def flatten_arguments(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    donate: tuple[int, ...],
-    static: tuple[int, ...],
-    *,
-    tracers: bool = False,
-) -> tuple[Hashable, list[Any], Any, tuple[bool, ...]]:
-    """Static arguments by position, leaves of the others, their tree, which leaves are donated.
-
-    Raises:
-      ValueError: an argument that is donated or static is not there.
-      RuntimeError: a leaf was deleted, or is a tracer where there can be none.
-    """
-    for position in (*donate, *static):
-        if position >= len(args):
-            raise ValueError(
-                f"donate_argnums or static_argnums names argument {position}, but the call has"
-                f" {len(args)} positional arguments"
-            )
-    fixed = tuple((p, args[p]) for p in static)
-    dynamic = [() if p in static else a for p, a in enumerate(args)]
-    leaves: list[Any] = []
-    donated: list[bool] = []
-    for position, argument in enumerate(dynamic):
-        found = jax.tree_util.tree_leaves(argument)
-        leaves += found
-        donated += [position in donate] * len(found)
-    named = jax.tree_util.tree_leaves(kwargs)
-    leaves += named
-    donated += [False] * len(named)
-    tree = jax.tree_util.tree_structure((dynamic, kwargs))
-    for leaf in leaves:
-        if isinstance(leaf, jaxprs.Tracer):
-            if tracers:
-                continue
-            raise RuntimeError(
-                "coop_jax.run was given a tracer of a JAX transformation that is not around the"
-                " call: it has ended, or was left by jax.ensure_compile_time_eval"
-            )
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise RuntimeError(
-                f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
-                " call, or delete() was called on it"
-            )
-    return fixed, leaves, tree, tuple(donated)
-
-
-def flat_function(
-    fn: Callable[..., Any], static: Any, tree: Any
-) -> tuple[Callable[..., list[Any]], Callable[[], Any]]:
-    """The function of leaves, and the tree of its results once it was traced."""
-    out_tree = None
-
-    def flat(*leaves: Any) -> list[Any]:
-        nonlocal out_tree
-        dynamic, named = jax.tree_util.tree_unflatten(tree, leaves)
-        positional = list(dynamic)
-        for position, value in static:
-            positional[position] = value
-        outputs, out_tree = jax.tree_util.tree_flatten(fn(*positional, **named))
-        return outputs
-
-    return flat, lambda: out_tree
 
 
 def leaf_key(leaf: Any) -> Hashable:
