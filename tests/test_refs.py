@@ -238,13 +238,13 @@ def test_a_reference_that_is_only_read(front_end: Any) -> None:
 
 def test_a_reference_twice_is_refused() -> None:
     ref = jax.new_ref(jnp.zeros(SIZE))
-    with pytest.raises(ValueError, match="twice|only one reference"):
+    with pytest.raises(ValueError, match=r"twice|only one reference"):
         coop_jax.run(lambda a, b: a[...] + b[...])(ref, ref)
 
 
 @front_ends
 def test_returning_a_reference_is_refused(front_end: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="[Rr]ef"):
+    with pytest.raises((TypeError, ValueError), match=r"[Rr]ef"):
         front_end(lambda x: jax.new_ref(x))(X)
 
 

@@ -122,8 +122,8 @@ def read_log(file: str | os.PathLike[str] | Iterable[str]) -> DtrLog:
       The log.
 
     Raises:
-      ProgramFileError: what is wrong, with the line: no JSON, unknown instructions or names, missing
-        or negative numbers, a file that ends too early.
+      ProgramFileError: what is wrong, with the line: no JSON, unknown instructions or names,
+        missing or negative numbers, a file that ends too early.
     """
     if not isinstance(file, (str, os.PathLike)):
         return _Reader("the log").read(file)
@@ -178,7 +178,7 @@ class _Reader:
         except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
             self._line += 1
             raise self._fail(f"the file is damaged or ends too early ({error})") from error
-        for self._line, record in numbered[start:]:  # noqa: B020
+        for self._line, record in numbered[start:]:
             yield record
 
     def _parse(self, line: str) -> dict[str, Any]:
@@ -319,9 +319,7 @@ class _Reader:
     def _memory_of(self, name: str, records: Iterator[dict[str, Any]]) -> int:
         return self._number(self._following(records, "MEMORY", name), "MEMORY")
 
-    def _following(
-        self, records: Iterator[dict[str, Any]], kind: str, name: str
-    ) -> dict[str, Any]:
+    def _following(self, records: Iterator[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
         record = next(records, None)
         if record is None:
             raise self._fail(f"the log ends before {kind} of {name!r}")

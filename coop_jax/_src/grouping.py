@@ -80,9 +80,7 @@ def is_cheap(jaxpr: Any) -> bool:
 def is_cheap_cond(params: dict[str, Any]) -> bool:
     """Whether computing all branches of a `cond` costs little more than deciding which."""
     constants = [c for b in params["branches"] for c in jaxprs.open_closed(b)[1]]
-    return not _hold_apart(constants) and all(
-        is_cheap(b) for b in jaxprs.nested_jaxprs(params)
-    )
+    return not _hold_apart(constants) and all(is_cheap(b) for b in jaxprs.nested_jaxprs(params))
 
 
 def is_small_loop(name: str, params: dict[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """The eager front end's Trace: every primitive is handed to a session as it is called.
 
 Model: an `EagerTracer` (see `tracers`) is a `jax.Array` look-alike that holds exactly one `Value`,
-an opaque handle that belongs to a `Session`. Binding a primitive unwraps the operands, lets the session execute now,
-and wraps what comes back. Asking a tracer for its contents (`bool`, `int`, `np.asarray`, `repr`)
+an opaque handle that belongs to a `Session`. Binding a primitive unwraps the operands, lets the
+session execute now, and wraps what comes back. Asking a tracer for its contents (`bool`, `int`, `np.asarray`, `repr`)
 asks the session, which brings an evicted value back first. JAX's transformations sit on top as they
 sit on its own evaluation trace, so Python control flow may depend on values, also under `jax.grad`.
 What a scan stacks is behind a `StackTracer`: a stack of values, put together when it is read whole.
