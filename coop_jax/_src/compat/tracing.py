@@ -2,9 +2,10 @@
 
 Model: an `EagerTracer` (see `tracers`) is a `jax.Array` look-alike that holds exactly one `Value`,
 an opaque handle that belongs to a `Session`. Binding a primitive unwraps the operands, lets the
-session execute now, and wraps what comes back. Asking a tracer for its contents (`bool`, `int`, `np.asarray`, `repr`)
-asks the session, which brings an evicted value back first. JAX's transformations sit on top as they
-sit on its own evaluation trace, so Python control flow may depend on values, also under `jax.grad`.
+session execute now, and wraps what comes back. Asking a tracer for its contents (`bool`, `int`,
+`np.asarray`, `repr`) asks the session, which brings an evicted value back first. JAX's
+transformations sit on top as they sit on its own evaluation trace, so Python control flow may
+depend on values, also under `jax.grad`.
 What a scan stacks is behind a `StackTracer`: a stack of values, put together when it is read whole.
 Two primitives do not reach the session as they are called: the broadcast of a scalar is run when it
 is first read, and a conversion to the type that an array already has is not run at all.
