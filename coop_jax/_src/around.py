@@ -86,7 +86,7 @@ def call_run(
     known = owner._calls.get(key)
     if known is None:
         flat, out_tree = flat_function(owner._fn, static, tree)
-        jaxpr, constants = jaxprs.trace(flat, leaves)
+        jaxpr, constants = jaxprs.trace(flat, leaves, under_transformations=True)
         _refuse_references(constants)
         call, closed = _call_of(owner, jaxpr, constants)
         known = call, closed, out_tree()

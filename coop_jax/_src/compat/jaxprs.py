@@ -285,15 +285,19 @@ _CLOSED_OVER = (
 
 
 def trace(
-    flat_function: Callable[..., Sequence[Any]], avals: Sequence[Any]
+    flat_function: Callable[..., Sequence[Any]],
+    avals: Sequence[Any],
+    *,
+    under_transformations: bool = False,
 ) -> tuple[Any, Sequence[Any]]:
     """Traces a function of leaves to (jaxpr, constants).
 
     Raises:
-      jax.errors.UnexpectedTracerError: the function closes over a value of another transformation.
+      jax.errors.UnexpectedTracerError: the function closes over a value of another transformation,
+        and is not called under it.
     """
     jaxpr, constants = open_closed(jax.make_jaxpr(flat_function)(*avals))
     for constant in constants:
-        if isinstance(constant, Tracer):
+        if isinstance(constant, Tracer) and not under_transformations:
             raise _core.escaped_tracer_error(constant, _CLOSED_OVER)
     return jaxpr, constants
