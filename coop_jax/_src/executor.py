@@ -125,6 +125,8 @@ def _run(
     )
     # The first call of an executable sets up JAX's dispatch: its time says nothing.
     seconds = run.executable.kernel.cost_seconds if first else time.perf_counter() - begin
+    if counters.recorder is not None and not first:
+        counters.recorder(run.executable, seconds)
     if verifier is not None:
         _verify(verifier, run, results)
     for value in run.forget:

@@ -38,7 +38,7 @@ class Kernel:
     Attributes:
       key: structural identity.
       in_avals, out_avals: abstract values of operands and results.
-      cost_seconds: roofline estimate.
+      flops, moved_bytes, cost_seconds: work, and the roofline estimate of it.
       recomputable: whether it may be replayed.
       in_place_operands: operands that an output of the same shape and dtype may overwrite.
       label: primitive names, for messages.
@@ -55,6 +55,7 @@ class Kernel:
         "in_place_operands",
         "key",
         "label",
+        "moved_bytes",
         "out_avals",
         "recomputable",
     )
@@ -89,6 +90,7 @@ class Kernel:
             moved_bytes = sum(map(costs.nbytes, (*self.in_avals, *self.out_avals)))
         else:  # a part of a large array: its equations would count the whole
             self.flops = float(moved_bytes)
+        self.moved_bytes = moved_bytes
         self.cost_seconds = costs.cost_seconds(profile, self.flops, moved_bytes)
         self._executables: dict[tuple[tuple[int, ...], Placement], Executable] = {}
 

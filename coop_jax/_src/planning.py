@@ -49,11 +49,16 @@ class Residency:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What a plan depends on besides program and residency."""
+    """What a plan depends on besides program and residency.
+
+    `alternatives`: whether the exact projected cost is tried too where the policy's own finds no
+    plan or a costly one. Always when something runs; not when policies are compared.
+    """
 
     policy: _core.Policy
     alignment_bytes: int
     profile: costs.DeviceProfile
+    alternatives: bool = True
 
 
 def first_residency(program: Program) -> Residency:
@@ -205,6 +210,8 @@ def _plan_within(
         if settings.policy.evict_always and best.feasible:
             return best
         if best.feasible and _recompute_share(best) <= _COSTLY:
+            return best
+        if not settings.alternatives and (best.feasible or not pin_early):
             return best
     assert best is not None
     return best

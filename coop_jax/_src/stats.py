@@ -8,6 +8,8 @@ behind the caller (GPU) they include the wait for it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Counters:
     fragmentation_sum: float = 0.0
     fragmentation_count: int = 0
     max_fragmentation: float = 0.0
+    # Called with each executable that ran and its measured seconds, if somebody asks.
+    recorder: Callable[[Any, float], None] | None = None
 
     def freeze(self, *, budget_bytes: int | None, bytes_in_use: int, compilations: int) -> Stats:
         """The public, frozen form."""
