@@ -98,7 +98,7 @@ BAD = [
     ([1], TypeError),
     (1j, TypeError),
     (b"1MiB", TypeError),
-    (object(), TypeError),
+    pytest.param(object(), TypeError, id="object"),
 ]
 
 
