@@ -432,6 +432,9 @@ class Plan:
     def stats(self) -> dict[str, Any]: ...
     @property
     def peak_bytes(self) -> int: ...
+    @property
+    def search_seconds(self) -> list[float]:
+        """Seconds of each search, in order; empty where they were not timed."""
 
 def make_plan(
     program: Program,

@@ -1,0 +1,179 @@
+"""Measured costs: how long each operation of a real run took, kept by what it computes.
+
+Model: while costs are recorded, every operation that a runtime carries out adds its seconds to the
+entry of its structural key. A simulation then prices the operations of a plan with the median of
+each. Decisions do not depend on them: the runtime plans with roofline costs, and so does the
+simulation. An operation that was never seen is priced by roofline, scaled by what measured times
+are of roofline times in the median of the others.
+Invariants: keys are the same in every process and JAX version that traces the same operation.
+Thread rule: recording adds under the runtime's lock.
+Source: paper section 4.1 (costs are measured on the device).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coop_jax._src.program_errors import ProgramFileError
+from coop_jax._src.traced import TracedProgram, kernel_key
+
+if TYPE_CHECKING:
+    from coop_jax._src.runtime import Runtime
+
+_FORMAT, _VERSION = "coop_jax costs", 1
+_SAMPLES_KEPT = 101  # of each operation
+
+
+class MeasuredCosts:
+    """Seconds of operations, measured. Made by `record_costs`, or read by `MeasuredCosts.load`."""
+
+    def __init__(self) -> None:
+        self.device = ""
+        self.workspace_bytes = 0
+        self._samples: dict[str, list[float]] = {}
+        self._keys: dict[Any, str] = {}
+
+    def __len__(self) -> int:
+        """How many different operations were measured."""
+        return len(self._samples)
+
+    def add(self, kernel: Any, seconds: float) -> None:
+        """Adds a measurement of an operation."""
+        samples = self._samples.setdefault(self._key(kernel), [])
+        if len(samples) < _SAMPLES_KEPT:
+            samples.append(seconds)
+
+    def _key(self, kernel: Any) -> str:
+        found = self._keys.get(kernel)
+        if found is None:
+            found = self._keys[kernel] = kernel_key(kernel)
+        return found
+
+    def seconds_of(self, kernel: Any) -> float | None:
+        """The median of what was measured of an operation, None if nothing was."""
+        samples = self._samples.get(self._key(kernel))
+        return statistics.median(samples) if samples else None
+
+    def cost_seconds(self, traced: TracedProgram) -> list[float]:
+        """Seconds of each operation of a program.
+
+        Raises:
+          ValueError: none of them was measured.
+        """
+        operations = traced.program.operations
+        known = [self.seconds_of(op.kernel) for op in operations]
+        ratios = [
+            seconds / op.kernel.cost_seconds
+            for seconds, op in zip(known, operations, strict=True)
+            if seconds is not None and op.kernel.cost_seconds > 0
+        ]
+        if operations and not ratios:
+            raise ValueError("these costs were measured on another program: no operation matches")
+        scale = statistics.median(ratios) if ratios else 1.0
+        return [
+            op.kernel.cost_seconds * scale if seconds is None else seconds
+            for seconds, op in zip(known, operations, strict=True)
+        ]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the costs as JSON: for each operation its median seconds and number of samples."""
+        kernels = {
+            key: {"seconds": statistics.median(samples), "samples": len(samples)}
+            for key, samples in sorted(self._samples.items())
+        }
+        head = {"format": _FORMAT, "version": _VERSION, "device": self.device}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(
+                {**head, "workspace_bytes": self.workspace_bytes, "kernels": kernels},
+                file,
+                indent=1,
+            )
+            file.write("\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> MeasuredCosts:
+        """Reads costs that `save` wrote.
+
+        Raises:
+          ProgramFileError: the file is no such file, with the line where that is known.
+        """
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            line = error.lineno
+            raise ProgramFileError(f"{path}, line {line}: not JSON ({error.msg})", line) from error
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise ProgramFileError(f"{path}, line 1: not a file of measured costs", 1)
+        if data.get("version") != _VERSION:
+            raise ProgramFileError(f"{path}, line 1: version {data.get('version')} is unknown", 1)
+        costs = MeasuredCosts()
+        try:
+            costs.device = str(data["device"])
+            costs.workspace_bytes = int(data["workspace_bytes"])
+            entries = data["kernels"].items()
+            costs._samples = {str(k): [_seconds(entry["seconds"])] for k, entry in entries}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            line = _line_of(text, error)
+            raise ProgramFileError(f"{path}, line {line}: {error!r}", line) from error
+        return costs
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"seconds must not be negative, got {value}")
+    return seconds
+
+
+def _line_of(text: str, error: Exception) -> int:
+    """The line with the value that an error complains of, 1 if it cannot be told."""
+    shown = str(error).rsplit(" ", 1)[-1]
+    at = text.find(shown) if isinstance(error, ValueError) else -1
+    return text.count("\n", 0, max(at, 0)) + 1
+
+
+@contextlib.contextmanager
+def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
+    """Records how long each operation takes that the runtimes run meanwhile.
+
+    Measured where operations run in order on the caller's thread (CPU); elsewhere times include the
+    wait for the device. The first run of each operation is not counted.
+
+    Args:
+      *runtimes: `step.runtime`, or any `Runtime`.
+
+    Yields:
+      The costs, which fill as operations run.
+
+    Example:
+      >>> import coop_jax, jax.numpy as jnp
+      >>> rt = coop_jax.Runtime("64MiB")
+      >>> step = coop_jax.run(lambda x: (x @ x).sum(), runtime=rt)
+      >>> x = jnp.ones((64, 64))
+      >>> with coop_jax.record_costs(rt) as costs:
+      ...     values = [step(x), step(x)]
+      >>> len(costs)
+      2
+    """
+    costs = MeasuredCosts()
+    before: Sequence[Any] = [runtime._counters.recorder for runtime in runtimes]
+
+    def record(executable: Any, seconds: float) -> None:
+        costs.workspace_bytes = max(costs.workspace_bytes, executable.workspace_bytes)
+        costs.add(executable.kernel, seconds)
+
+    for runtime in runtimes:
+        costs.device = getattr(runtime.device, "device_kind", runtime.device.platform)
+        runtime._counters.recorder = record
+    try:
+        yield costs
+    finally:
+        for runtime, recorder in zip(runtimes, before, strict=True):
+            runtime._counters.recorder = recorder

@@ -1,0 +1,220 @@
+"""Budgets by search: the smallest that works, the largest that evicts, sweeps over many.
+
+Model: every answer is a budget that was simulated. Searches are bisections, so they take
+feasibility and overhead to get better with the budget; around the very smallest budgets that is not
+strictly so (a plan may fail a little above one that works), hence "to the resolution".
+Thread rule: a sweep simulates in as many threads as there are cores; the planner lets go of the
+interpreter lock. Cost: about ten plans for a search.
+Source: paper section 4.2 (minimum and cutoff budget).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from coop_jax._src import budget as budgets
+from coop_jax._src import policies
+from coop_jax._src.measured import MeasuredCosts
+from coop_jax._src.simulation import Profile, Simulation, Simulator, traced_of
+from coop_jax._src.traced import TracedProgram
+
+
+def _bisect(
+    holds: Callable[[int], bool], high: int, resolution: int, most: int
+) -> tuple[int, int] | None:
+    """Numbers no further apart than the resolution, of which the second `holds` and the first,
+    if it is not 0, does not; None if none holds up to `most`.
+    """  # noqa: D205
+    low = 0
+    while not holds(high):
+        if high >= most:
+            return None
+        low, high = high, min(most, high + max(high // 8, 1))
+    while high - low > resolution:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return low, high
+
+
+def min_budget(
+    fn: Callable[..., Any] | TracedProgram,
+    *args: Any,
+    policy: str | policies.Policy = "coop",
+    max_overhead: float | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    device_profile: Profile = None,
+    costs: MeasuredCosts | None = None,
+    workspace: int | str | None = None,
+    alternatives: bool = True,
+    resolution: float = 0.002,
+    **kwargs: Any,
+) -> int:
+    """The smallest budget with which a function completes, before anything runs.
+
+    Args:
+      fn: a function of pytrees of arrays, or a program, as for `simulate`.
+      *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
+      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      max_overhead: the most recompute seconds / compute seconds that will do; None for any.
+      donate_argnums: positions of arguments that the function replaces.
+      static_argnums: positions of arguments that are Python values.
+      device_profile: what to plan and to price for, as for `simulate`.
+      costs: measured seconds to price the operations with, from `record_costs`.
+      workspace: bytes of XLA's temporary memory, part of the budget; that of a real run is
+        `step.runtime.stats().workspace_bytes`.
+      alternatives: as for `simulate`.
+      resolution: how close to the smallest, as a share of the unbudgeted peak.
+      **kwargs: the function's keyword arguments.
+
+    Returns:
+      Bytes. The function completes with them (within `max_overhead`).
+
+    Raises:
+      ValueError: no budget would do; or as `simulate`.
+
+    Example:
+      >>> import coop_jax, jax, jax.numpy as jnp
+      >>> def loss(w, x):
+      ...     for _ in range(16):
+      ...         x = jnp.tanh(x @ w)
+      ...     return (x**2).mean()
+      >>> x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+      >>> least = coop_jax.min_budget(jax.grad(loss), x, x)
+      >>> coop_jax.simulate(jax.grad(loss), x, x, budget=least).feasible
+      True
+    """
+    if max_overhead is not None and not max_overhead >= 0:
+        raise ValueError(f"max_overhead must be 0 or more, got {max_overhead}")
+    traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
+    simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
+
+    def will_do(budget_bytes: int) -> bool:
+        simulation = simulator.simulate(budget_bytes, find_smallest=False)
+        return simulation.feasible and (max_overhead is None or simulation.overhead <= max_overhead)
+
+    found = _bisect(will_do, *_range(simulator, resolution))
+    if found is None:
+        raise ValueError("no budget lets this program complete within the overhead asked for")
+    return found[1]
+
+
+def cutoff_budget(
+    fn: Callable[..., Any] | TracedProgram,
+    *args: Any,
+    policy: str | policies.Policy = "coop",
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    device_profile: Profile = None,
+    workspace: int | str | None = None,
+    resolution: float = 0.002,
+    **kwargs: Any,
+) -> int:
+    """The largest budget at which anything is evicted; with more, memory is not short.
+
+    Args:
+      fn: a function of pytrees of arrays, or a program, as for `simulate`.
+      *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
+      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      donate_argnums: positions of arguments that the function replaces.
+      static_argnums: positions of arguments that are Python values.
+      device_profile: what to plan and to price for, as for `simulate`.
+      workspace: bytes of XLA's temporary memory, part of the budget; that of a real run is
+        `step.runtime.stats().workspace_bytes`.
+      resolution: how close to the largest, as a share of the unbudgeted peak.
+      **kwargs: the function's keyword arguments.
+
+    Returns:
+      Bytes; 0 if nothing is evicted with any budget that works.
+    """
+    traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
+    simulator = Simulator(traced, policy, device_profile, None, workspace)
+
+    def evicts_nothing(budget_bytes: int) -> bool:
+        simulation = simulator.simulate(budget_bytes, find_smallest=False)
+        return simulation.feasible and simulation.evictions == 0
+
+    found = _bisect(evicts_nothing, *_range(simulator, resolution))
+    if found is None:
+        raise ValueError("the program evicts with every budget: its policy forces it to")
+    below = found[0]
+    return below if below and simulator.plan(below).feasible else 0
+
+
+def _range(simulator: Simulator, resolution: float) -> tuple[int, int, int]:
+    if not 0 < resolution < 1:
+        raise ValueError(f"resolution must be a share of the peak, between 0 and 1: {resolution}")
+    peak = max(1, simulator.unbudgeted_peak_bytes)
+    step = max(simulator.settings.alignment_bytes, int(peak * resolution))
+    return peak, step, 4 * peak + (1 << 20)
+
+
+def sweep(
+    fn: Callable[..., Any] | TracedProgram,
+    *args: Any,
+    budget: Sequence[budgets.Budget],
+    policy: str | policies.Policy | Sequence[str | policies.Policy] = "coop",
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    device_profile: Profile = None,
+    costs: MeasuredCosts | None = None,
+    workspace: int | str | None = None,
+    alternatives: bool = True,
+    progress: bool = True,
+    **kwargs: Any,
+) -> list[Simulation]:
+    """Simulates many budgets and policies, with all cores.
+
+    Args:
+      fn: a function of pytrees of arrays, or a program, as for `simulate`; traced once.
+      *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
+      budget: budgets, as for `simulate`. Fractions are of the unbudgeted peak of each policy: give
+        bytes to compare policies at the same budget.
+      policy: one policy, or several.
+      donate_argnums: positions of arguments that the function replaces.
+      static_argnums: positions of arguments that are Python values.
+      device_profile: what to plan and to price for, as for `simulate`.
+      costs: measured seconds to price the operations with, from `record_costs`.
+      workspace: bytes of XLA's temporary memory, part of the budget; that of a real run is
+        `step.runtime.stats().workspace_bytes`.
+      alternatives: as for `simulate`.
+      progress: whether to show it on stderr, with tqdm if that is installed.
+      **kwargs: the function's keyword arguments.
+
+    Returns:
+      A simulation for each policy and budget, policies outermost, in order. Where a budget does not
+      suffice, none that would is looked for.
+    """
+    traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
+    chosen = [policy] if isinstance(policy, (str, policies.Policy)) else list(policy)
+    simulators = [
+        Simulator(traced, p, device_profile, costs, workspace, alternatives) for p in chosen
+    ]
+    jobs = [(s, s.resolve(b)) for s in simulators for b in budget]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        futures = [threads.submit(s.simulate, b, find_smallest=False) for s, b in jobs]
+        done = concurrent.futures.as_completed(futures)
+        for _ in _shown(done, len(futures), traced.name) if progress else done:
+            pass
+        return [future.result() for future in futures]
+
+
+def _shown(items: Iterator[Any], total: int, name: str) -> Iterator[Any]:
+    """The items, with their progress on stderr."""
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        for number, item in enumerate(items, 1):
+            print(f"\rsimulating {name}: {number}/{total}", end="", file=sys.stderr, flush=True)
+            yield item
+        print(file=sys.stderr)
+    else:
+        yield from tqdm(items, total=total, desc=f"simulating {name}")

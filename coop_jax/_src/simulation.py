@@ -1,0 +1,297 @@
+"""What a budget will cost: the runtime's own planner, without device memory and without running.
+
+Model: `simulate` plans a program exactly as `run` would for its first call, and reports what the
+plan does. All decisions are the engine's; nothing here decides. What runs later with the same
+program, budget, policy and workspace carries out the same actions.
+
+Costs: without a profile those that the runtime plans with on this machine's default device. A
+`device_profile` plans and prices for another device; measured `costs` price only, since the runtime
+does not plan with them. Search times are measured here, on this machine.
+
+Workspace (XLA's temporary memory) is known only once operations were compiled, which simulating
+does not do: it is an argument, 0 if not given (or what measured costs have seen).
+
+Invariants: this module and what it imports do not import the executor.
+Thread rule: simulations of one program may run in several threads; planning lets go of the
+interpreter lock. Cost: one plan, or several where the first does not fit or costs much.
+Source: paper section 4.2 (metrics).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from coop_jax import _core
+from coop_jax._src import budget as budgets
+from coop_jax._src import calibration, planning, policies
+from coop_jax._src import costs as cost_models
+from coop_jax._src.measured import MeasuredCosts
+from coop_jax._src.planning import PlanSettings
+from coop_jax._src.traced import TracedProgram, trace_program
+
+Profile = str | cost_models.DeviceProfile | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a call under a budget does. Sizes in bytes, times in seconds; names as in `Stats`.
+
+    Attributes:
+      feasible: whether the call completes; if not, the other numbers are those until it failed.
+      policy: what decided.
+      budget_bytes: the cap on everything, None for none.
+      unbudgeted_peak_bytes: what the call needs at its peak when nothing is evicted.
+      smallest_budget_bytes: where it is not feasible: a budget that would do, to 1%; None if none
+        was found in some seconds, or if it is feasible.
+      peak_bytes: most bytes held at once: pool, arrays outside it and workspace.
+      external_bytes: most bytes held at once outside the pool (inputs, small values).
+      workspace_bytes: temporary memory of one operation, as assumed.
+      operations: operations run, recomputed ones not counted.
+      evictions: storages evicted to make room.
+      rematerialisations: operations run again to bring a value back.
+      compute_seconds: time in operations, recomputed ones not counted; by the cost model.
+      recompute_seconds: time in recomputed operations; by the cost model.
+      overhead: recompute_seconds / compute_seconds.
+      fragmentation: mean of free bytes / pool bytes at the moments when a request found no block,
+        before evicting.
+      max_fragmentation: the largest of these.
+      searches: requests that found no block.
+      search_seconds: time spent choosing what to evict, measured here.
+      mean_search_seconds, p99_search_seconds, max_search_seconds: of one search.
+      plan: the plan itself.
+    """
+
+    feasible: bool
+    policy: policies.Policy
+    budget_bytes: int | None
+    unbudgeted_peak_bytes: int
+    smallest_budget_bytes: int | None
+    peak_bytes: int
+    external_bytes: int
+    workspace_bytes: int
+    operations: int
+    evictions: int
+    rematerialisations: int
+    compute_seconds: float
+    recompute_seconds: float
+    overhead: float
+    fragmentation: float
+    max_fragmentation: float
+    searches: int
+    search_seconds: float
+    mean_search_seconds: float
+    p99_search_seconds: float
+    max_search_seconds: float
+    plan: _core.Plan = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def actions(self) -> list[_core.PlanAction]:
+        """What would be done, in order: (0, storage) evict, (1, operation, recompute, placements)
+        run, (2, storage) drop.
+        """  # noqa: D205
+        return self.plan.actions
+
+
+class Simulator:
+    """A program with everything that a simulation depends on but the budget."""
+
+    def __init__(
+        self,
+        traced: TracedProgram,
+        policy: str | policies.Policy,
+        device_profile: Profile,
+        costs: MeasuredCosts | None,
+        workspace: int | str | None,
+        alternatives: bool = True,
+    ):
+        if workspace is None:
+            workspace = costs.workspace_bytes if costs is not None else 0
+        checked = workspace and budgets.check_budget(workspace, fraction_allowed=False)
+        assert isinstance(checked, int)
+        named = profile_of(device_profile)
+        default = cost_models.profile_for(jax.devices()[0].platform)
+        self.traced = traced
+        self.program = traced.program
+        self.workspace_bytes = checked
+        self.settings = PlanSettings(
+            policies.resolve_policy(policy),
+            (named or default).alignment_bytes,
+            named or default,
+            alternatives,
+        )
+        self.engine_program = planning.core_program(
+            self.program, self.program.donated, traced.cost_seconds(named)
+        )
+        self.prices = None if costs is None else costs.cost_seconds(traced)
+        self.residency = planning.first_residency(self.program)
+        self.unbudgeted_peak_bytes = planning.unbudgeted_peak(
+            self.program, self.engine_program, self.settings, self.workspace_bytes
+        )
+
+    def plan(self, budget_bytes: int | None) -> _core.Plan:
+        """The plan for a budget, feasible or not."""
+        return planning.make_plan(
+            self.program,
+            self.engine_program,
+            self.residency,
+            self.settings,
+            capacity_bytes=planning.UNLIMITED_BYTES if budget_bytes is None else budget_bytes,
+            workspace_bytes=self.workspace_bytes,
+        )
+
+    def resolve(self, budget: budgets.Budget) -> int | None:
+        """A budget in bytes."""
+        checked = budgets.check_budget(budget)
+        if isinstance(checked, float):
+            return max(1, int(self.unbudgeted_peak_bytes * checked))
+        return checked
+
+    def simulate(self, budget: budgets.Budget, *, find_smallest: bool = True) -> Simulation:
+        """Simulates a budget; looks for one that would do if it does not."""
+        budget_bytes = self.resolve(budget)
+        plan = self.plan(budget_bytes)
+        smallest = None
+        if not plan.feasible and find_smallest:
+            smallest = planning.smallest_budget(
+                self.program,
+                self.engine_program,
+                self.residency,
+                self.settings,
+                self.workspace_bytes,
+                budget_bytes or 1,
+            )
+        return self._report(plan, budget_bytes, smallest)
+
+    def _report(
+        self, plan: _core.Plan, budget_bytes: int | None, smallest: int | None
+    ) -> Simulation:
+        stats = plan.stats
+        compute, recompute = stats["compute_seconds"], stats["recompute_seconds"]
+        if self.prices is not None:
+            compute = recompute = 0.0
+            for action in plan.actions:
+                if len(action) == 2:  # nothing runs
+                    continue
+                _, operation, again, _ = action
+                recompute += self.prices[operation] if again else 0.0
+                compute += 0.0 if again else self.prices[operation]
+        searches = sorted(plan.search_seconds)
+        count = len(searches)
+        return Simulation(
+            feasible=plan.feasible,
+            policy=self.settings.policy,
+            budget_bytes=budget_bytes,
+            unbudgeted_peak_bytes=self.unbudgeted_peak_bytes,
+            smallest_budget_bytes=smallest,
+            peak_bytes=stats["peak_in_use_bytes"] + self.workspace_bytes,
+            external_bytes=stats["peak_outside_bytes"],
+            workspace_bytes=self.workspace_bytes,
+            operations=stats["operations"],
+            evictions=stats["evictions"],
+            rematerialisations=stats["recomputations"],
+            compute_seconds=compute,
+            recompute_seconds=recompute,
+            overhead=recompute / compute if compute else 0.0,
+            fragmentation=stats["fragmentation_sum"] / max(1, stats["fragmentation_count"]),
+            max_fragmentation=stats["fragmentation_max"],
+            searches=count,
+            search_seconds=stats["search_seconds"],
+            mean_search_seconds=math.fsum(searches) / max(1, count),
+            p99_search_seconds=searches[math.ceil(0.99 * count) - 1] if count else 0.0,
+            max_search_seconds=searches[-1] if count else 0.0,
+            plan=plan,
+        )
+
+
+def profile_of(given: Profile) -> cost_models.DeviceProfile | None:
+    """A device profile by name.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    if given is None or isinstance(given, cost_models.DeviceProfile):
+        return given
+    if given == "cpu":
+        return calibration.cpu_profile()
+    if given not in cost_models.PROFILES:
+        names = ", ".join(map(repr, [*cost_models.PROFILES, "cpu"]))
+        raise ValueError(f"unknown device profile {given!r}; there are {names}")
+    return cost_models.PROFILES[given]
+
+
+def traced_of(
+    fn: Callable[..., Any] | TracedProgram,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    donate_argnums: int | Sequence[int],
+    static_argnums: int | Sequence[int],
+) -> TracedProgram:
+    """The program of a function of these arguments; a program itself."""
+    if isinstance(fn, TracedProgram):
+        if args or kwargs:
+            raise TypeError("a traced program has its arguments: give none")
+        return fn
+    if not callable(fn):
+        raise TypeError(f"fn must be a function of arrays or a TracedProgram, got {type(fn)}")
+    return trace_program(
+        fn, *args, donate_argnums=donate_argnums, static_argnums=static_argnums, **kwargs
+    )
+
+
+def simulate(
+    fn: Callable[..., Any] | TracedProgram,
+    *args: Any,
+    budget: budgets.Budget = None,
+    policy: str | policies.Policy = "coop",
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    device_profile: Profile = None,
+    costs: MeasuredCosts | None = None,
+    workspace: int | str | None = None,
+    alternatives: bool = True,
+    **kwargs: Any,
+) -> Simulation:
+    """Says what a budget costs before anything runs.
+
+    Args:
+      fn: a function of pytrees of arrays, as for `run`; or a program from `trace_program` or
+        `load_program`.
+      *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
+      budget: as for `run`: bytes, "512MiB", a fraction of the unbudgeted peak, None for no cap.
+      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      donate_argnums: positions of arguments that the function replaces, as for `run`.
+      static_argnums: positions of arguments that are Python values, as for `run`.
+      device_profile: what to plan and to price for: "a100-80gb", "rtx-2080ti", "h200", "cpu" (this
+        one, calibrated by a short run the first time), or a `DeviceProfile`; None for what the
+        runtime plans with on the default device, or for what a loaded program says.
+      costs: measured seconds to price the operations with, from `record_costs`. Decisions stay.
+      workspace: bytes of XLA's temporary memory; `step.runtime.stats().workspace_bytes` of a real
+        run. None for what `costs` have seen, or none.
+      alternatives: whether the exact projected cost is tried too where the policy's own finds no
+        plan or a costly one, as the runtime does. False shows a policy as it is.
+      **kwargs: the function's keyword arguments.
+
+    Returns:
+      What the first call will do.
+
+    Raises:
+      ValueError: the order of operations depends on values, or an argument makes no sense.
+
+    Example:
+      >>> import coop_jax, jax, jax.numpy as jnp
+      >>> def step(w, x):
+      ...     return jax.grad(lambda w: (jnp.tanh(jnp.tanh(x @ w) @ w) ** 2).sum())(w)
+      >>> x = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+      >>> simulation = coop_jax.simulate(step, x, x, budget=0.8, device_profile="a100-80gb")
+      >>> simulation.feasible, simulation.peak_bytes <= simulation.budget_bytes
+      (True, True)
+    """
+    budgets.check_budget(budget)
+    traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
+    simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
+    return simulator.simulate(budget)

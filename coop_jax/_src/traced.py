@@ -1,0 +1,149 @@
+"""Programs to simulate: traced from a function, or read from a file.
+
+Model: a `TracedProgram` is what the runtime would plan: the same flattening, the same storages, the
+same order. Tracing is abstract: arguments may be `jax.ShapeDtypeStruct`s, and nothing is allocated,
+compiled or run. Costs are not part of it, only the work that they are computed from.
+Thread rule: immutable. Cost: tracing is JAX's, then linear in the number of equations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from coop_jax._src import costs, kernels, primitives
+from coop_jax._src.arguments import flat_function, flatten_arguments
+from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import refs as compat_refs
+from coop_jax._src.program import DynamicControlFlow, Program, build_program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TracedProgram:
+    """A program that can be simulated any number of times, and saved.
+
+    Attributes:
+      name: for people.
+      program: operations, storages, uses.
+    """
+
+    name: str
+    program: Program = dataclasses.field(repr=False)
+
+    def cost_seconds(self, profile: costs.DeviceProfile | None) -> list[float]:
+        """Roofline seconds of each operation; without a profile as traced or recorded.
+
+        What a file says without saying how much work it is of (`flops` < 0) holds for any profile.
+        """
+        return [
+            costs.cost_seconds(profile, op.kernel.flops, op.kernel.moved_bytes)
+            if profile is not None and op.kernel.flops >= 0
+            else op.kernel.cost_seconds
+            for op in self.program.operations
+        ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordedKernel:
+    """What a file says of an operation; stands for a `Kernel` where nothing is compiled.
+
+    `flops` is -1 where the cost was measured, not estimated.
+    """
+
+    key: str
+    label: str
+    cost_seconds: float
+    flops: float
+    moved_bytes: int
+    recomputable: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordedType:
+    """What a file says of a value; stands for an abstract value."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def trace_program(
+    fn: Callable[..., Any],
+    *args: Any,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    **kwargs: Any,
+) -> TracedProgram:
+    """Traces a function to a program that can be simulated and saved.
+
+    Args:
+      fn: a function of pytrees of arrays, as for `run`.
+      *args: its arguments; arrays or `jax.ShapeDtypeStruct`s.
+      donate_argnums: positions of arguments that the function replaces.
+      static_argnums: positions of arguments that are Python values.
+      **kwargs: its keyword arguments; likewise.
+
+    Returns:
+      The program.
+
+    Raises:
+      ValueError: a `while_loop` or `cond` decides on values, so the order of operations is not
+        known ahead.
+      NotImplementedError: the program holds something that cannot run here.
+
+    Example:
+      >>> import coop_jax, jax, jax.numpy as jnp
+      >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+      >>> len(coop_jax.trace_program(lambda x: jnp.tanh(x) @ x, x).program.operations)
+      2
+    """
+    static, leaves, tree, donated = flatten_arguments(
+        args, kwargs, positions(donate_argnums), positions(static_argnums)
+    )
+    flat, _ = flat_function(fn, static, tree)
+    jaxpr, constants = jaxprs.trace(flat, leaves)
+    primitives.check_program(jaxpr)
+    jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
+    owned = [d or compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)]
+    owned += [True] * len(refs)
+    try:
+        program = build_program(jaxpr, constants, owned, kernels.cache_for(jax.devices()[0]))
+    except DynamicControlFlow as error:
+        raise ValueError(
+            "the program has a while_loop or cond that decides on values: what it does is not known"
+            f" before it runs, so it cannot be simulated ({error})"
+        ) from None
+    return TracedProgram(getattr(fn, "__name__", type(fn).__name__), program)
+
+
+def positions(given: int | Sequence[int]) -> tuple[int, ...]:
+    """Positions of arguments, as given to `donate_argnums`."""
+    return (int(given),) if isinstance(given, (int, np.integer)) else tuple(map(int, given))
+
+
+def kernel_key(kernel: Any) -> str:
+    """What a kernel computes, as text: equal in every process, so that times can be kept."""
+    if isinstance(kernel.key, str):
+        return kernel.key
+    digest = hashlib.sha256(_text(kernel.key).encode()).hexdigest()[:24]
+    return f"{kernel.label}:{digest}"
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{6,}")
+
+
+def _text(key: Any) -> str:
+    if isinstance(key, tuple):
+        return "(" + ",".join(map(_text, key)) + ")"
+    if isinstance(key, type):
+        return f"{key.__module__}.{key.__qualname__}"
+    if isinstance(key, bytes):
+        return key.hex()
+    if isinstance(key, jaxprs.Primitive):
+        return str(key.name)
+    return _ADDRESS.sub("", f"{type(key).__name__} {key!r}")
