@@ -5,10 +5,11 @@ Thread rule: functions of their arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from coop_jax._src.compat import jaxprs
 
@@ -77,3 +78,11 @@ def flat_function(
         return outputs
 
     return flat, lambda: out_tree
+
+
+def positions(given: int | Sequence[int], name: str) -> tuple[int, ...]:
+    """Positions of arguments as a user gives them, checked and in order; `name` for the error."""
+    numbers = (given,) if isinstance(given, (int, np.integer)) else tuple(given)
+    if not all(isinstance(p, (int, np.integer)) and p >= 0 for p in numbers):
+        raise ValueError(f"{name} must be positions of arguments, 0 or more; got {given!r}")
+    return tuple(sorted({int(p) for p in numbers}))

@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
-import numpy as np
 
 from coop_jax import _core
 from coop_jax._src import around, kernels, planning, policies, primitives
 from coop_jax._src import budget as budgets
+from coop_jax._src.arguments import flat_function, flatten_arguments, positions
 from coop_jax._src.compat import arrays, jaxprs, transforms
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.errors import BudgetExceededError
@@ -36,12 +36,12 @@ from coop_jax._src.signatures import (
     delete_donated,
     engine_program_of,
     exceeded,
-    flat_function,
-    flatten_arguments,
     leaf_key,
     residency_of,
     separate,
 )
+from coop_jax._src.simulation import Simulation, Simulator
+from coop_jax._src.traced import TracedProgram, trace_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,19 +92,12 @@ def run(
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
-    donated = _positions(donate_argnums, "donate_argnums")
-    static = _positions(static_argnums, "static_argnums")
+    donated = positions(donate_argnums, "donate_argnums")
+    static = positions(static_argnums, "static_argnums")
     if both := sorted(set(donated) & set(static)):
         raise ValueError(f"argument {both[0]} is both donated and static")
     checked, resolved = budgets.check_budget(budget), policies.resolve_policy(policy)
     return BudgetedFunction(fn, checked, resolved, donated, static, device, runtime)
-
-
-def _positions(given: int | Sequence[int], name: str) -> tuple[int, ...]:
-    positions = (given,) if isinstance(given, (int, np.integer)) else tuple(given)
-    if not all(isinstance(p, (int, np.integer)) and p >= 0 for p in positions):
-        raise ValueError(f"{name} must be positions of arguments, 0 or more; got {given!r}")
-    return tuple(sorted({int(p) for p in positions}))
 
 
 class BudgetedFunction(Generic[P, R]):
@@ -164,6 +157,33 @@ class BudgetedFunction(Generic[P, R]):
         with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
             outputs = self._run(runtime, signature, leaves, interrupts)
         return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
+
+    def simulate(self, *args: P.args, **kwargs: P.kwargs) -> Simulation:
+        """Says what a first call with these arguments does, without doing it.
+
+        Decisions are those of the call if its workspace is known: after a first call, or where the
+        runtime was given one. Arguments may be `jax.ShapeDtypeStruct`s.
+
+        Raises:
+          ValueError: the order of operations depends on values.
+        """
+        static, leaves, tree, donated = flatten_arguments(args, kwargs, self._donate, self._static)
+        signature = self._signatures.get((tree, static, tuple(map(leaf_key, leaves)), donated))
+        if signature is not None and signature.program is not None:
+            traced = TracedProgram(getattr(self, "__name__", "step"), signature.program)
+        else:
+            donate, fixed = self._donate, self._static
+            traced = trace_program(
+                self._fn, *args, donate_argnums=donate, static_argnums=fixed, **kwargs
+            )
+        runtime = self._runtime
+        workspace = max(
+            0 if signature is None else signature.workspace_bytes,
+            0 if runtime is None else runtime._workspace_bytes,
+        )
+        policy = self._policy if runtime is None else runtime.policy
+        budget = self._budget if runtime is None else runtime.budget_bytes
+        return Simulator(traced, policy, None, None, workspace).simulate(budget)
 
     def _trace(
         self, static: Any, leaves: list[Any], tree: Any, donated: tuple[bool, ...]

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from coop_jax._src import costs, kernels, primitives
-from coop_jax._src.arguments import flat_function, flatten_arguments
+from coop_jax._src.arguments import flat_function, flatten_arguments, positions
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
@@ -103,7 +102,10 @@ def trace_program(
       2
     """
     static, leaves, tree, donated = flatten_arguments(
-        args, kwargs, positions(donate_argnums), positions(static_argnums)
+        args,
+        kwargs,
+        positions(donate_argnums, "donate_argnums"),
+        positions(static_argnums, "static_argnums"),
     )
     flat, _ = flat_function(fn, static, tree)
     jaxpr, constants = jaxprs.trace(flat, leaves)
@@ -119,11 +121,6 @@ def trace_program(
             f" before it runs, so it cannot be simulated ({error})"
         ) from None
     return TracedProgram(getattr(fn, "__name__", type(fn).__name__), program)
-
-
-def positions(given: int | Sequence[int]) -> tuple[int, ...]:
-    """Positions of arguments, as given to `donate_argnums`."""
-    return (int(given),) if isinstance(given, (int, np.integer)) else tuple(map(int, given))
 
 
 def kernel_key(kernel: Any) -> str:
