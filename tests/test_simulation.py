@@ -7,13 +7,14 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import coop_jax
 import jax
 import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
 from conftest import assert_same_bits
+
+import coop_jax
 from coop_jax._src import costs as cost_models
 from coop_jax._src import planning
 
@@ -182,9 +183,7 @@ def test_profiles() -> None:
         coop_jax.simulate(deep, W, X, device_profile="abacus")
 
 
-def test_this_cpu_is_measured_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
+def test_this_cpu_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("COOP_JAX_CACHE_DIR", str(tmp_path))
     first = coop_jax.simulate(deep, W, X, device_profile="cpu").compute_seconds
     assert len(list(tmp_path.iterdir())) == 1
