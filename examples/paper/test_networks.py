@@ -1,0 +1,224 @@
+"""The eight networks: sizes of the literature, and small ones that train under a budget."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import coop_jax
+from coop_jax._src import costs
+from coop_jax._src.compat import jaxprs
+from examples.paper.networks import NETWORKS, Network, TrainStep
+
+# Most are exactly what the public implementations have; see each network's module.
+PARAMETERS = {
+    "resnet50": 25_557_032,  # torchvision
+    "inception": 27_161_264,  # torchvision, with the auxiliary classifier
+    "unet": 31_037_698,  # 31.03 million as published, without normalisation
+    "swin": 28_288_354,  # the authors
+    "bert": 336_226_108,  # with both heads
+    "gpt2": 124_439_808,  # the authors
+    "gpt3": 2_651_553_280,  # "2.7B": 12 n d² + (vocabulary + length) d, and biases
+    "bilstm": 20_000 * 300 + 2 * 4 * 512 * (300 + 512 + 1 + 1024 + 512 + 1) + 2 * 1024 + 2,
+}
+
+# Multiplications with additions of the forward pass, for an image.
+MACS = {"resnet50": 4.09e9, "inception": 5.71e9, "swin": 4.49e9}
+
+# Their compiled operations take minutes without a cache: they run with the slow tests.
+SLOW = pytest.mark.slow
+names = pytest.mark.parametrize("name", NETWORKS)
+
+
+def matrix_flops(jaxpr: Any) -> float:
+    """FLOPs of matrix products and convolutions, those in nested programs included."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            ins, outs = ([v.aval for v in vs] for vs in (equation.invars, equation.outvars))
+            total += costs.flops(equation.primitive, equation.params, ins, outs)
+        total += sum(matrix_flops(inner) for inner in jaxprs.nested_jaxprs(equation.params))
+    return total
+
+
+def traced(step: TrainStep) -> Any:
+    """The train step's program."""
+    return jax.make_jaxpr(step.fn)(*step.arguments).jaxpr
+
+
+def on_host(tree: Any) -> Any:
+    """The same tree of NumPy arrays."""
+    return jax.tree.map(np.array, tree)
+
+
+def assert_same_bits(found: Any, expected: Any) -> None:
+    """Fails, naming the first leaf that differs."""
+    pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True)
+    for (path, a), b in pairs:
+        assert a.dtype == b.dtype
+        assert a.tobytes() == b.tobytes(), f"{jax.tree_util.keystr(path)}: bits differ"
+
+
+def small_step(network: Network, budget: int | None) -> Any:
+    """The small size's train step under a budget."""
+    if network.dynamic:
+        return coop_jax.remat_eager(network.eager_step("small"), budget=budget)
+    step = network.make_step("small")
+    return coop_jax.run(step.fn, budget=budget, donate_argnums=step.donate_argnums)
+
+
+def train(step: Any, state: Any, batches: Iterator[Any]) -> tuple[Any, list[float]]:
+    """The last state (NumPy) and the losses."""
+    losses = []
+    for batch in batches:
+        state, loss = step(state, batch)
+        losses.append(float(loss))
+    return on_host(state), losses
+
+
+def smallest_feasible(call: Callable[[int], Any], wanted_bytes: int, most_bytes: int) -> int:
+    """The least budget found from `wanted_bytes` up, in steps of a twentieth, at which it works."""
+    for budget_bytes in range(wanted_bytes, most_bytes, most_bytes // 20):
+        try:
+            call(budget_bytes)
+        except coop_jax.BudgetExceededError:
+            continue
+        return budget_bytes
+    raise AssertionError("no budget below that of an unbudgeted run works")
+
+
+@pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
+def test_parameters_are_those_of_the_literature(name: str, count: int) -> None:
+    assert NETWORKS[name].parameters("paper") == count
+
+
+def test_inception_without_its_auxiliary_classifier_is_the_literatures() -> None:
+    params = NETWORKS["inception"].make_step("paper").arguments[0].params
+    auxiliary = sum(leaf.size for leaf in jax.tree.leaves(params["auxiliary"]))
+    assert NETWORKS["inception"].parameters("paper") - auxiliary == 23_834_568
+
+
+@pytest.mark.parametrize(("name", "macs"), MACS.items())
+def test_the_forward_pass_takes_the_operations_of_the_literature(name: str, macs: float) -> None:
+    setting = NETWORKS[name].setting("paper", batch=1)
+    state, (images, _) = NETWORKS[name].make_step("paper", batch=1).arguments
+    variables = {"params": state.params, **state.stats}
+    mutable = list(state.stats)
+
+    def forward(variables: Any, images: Any) -> Any:
+        return setting.model("none").apply(variables, images, mutable=mutable)
+
+    flops = matrix_flops(jax.make_jaxpr(forward)(variables, images).jaxpr)
+    assert flops / 2 == pytest.approx(macs, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=SLOW) if n == "bilstm" else n for n in NETWORKS]
+)
+def test_the_paper_size_traces_to_a_train_step(name: str) -> None:
+    step = NETWORKS[name].make_step("paper")
+    state, loss = jax.eval_shape(step.fn, *step.arguments)
+    assert loss.shape == ()
+    assert jax.tree.structure(state) == jax.tree.structure(step.arguments[0])
+    for new, old in zip(jax.tree.leaves(state), jax.tree.leaves(step.arguments[0]), strict=True):
+        assert (new.shape, new.dtype) == (old.shape, old.dtype)
+
+
+@names
+def test_checkpoints_recompute_what_they_should(name: str) -> None:
+    """By matrix work: about the forward pass again, a third; the selective ones little of it."""
+    network = NETWORKS[name]
+    base = matrix_flops(traced(network.make_step("small")))
+    for remat in network.remat[1:]:
+        extra = matrix_flops(traced(network.make_step("small", remat))) / base - 1
+        least, most = (0.001, 0.12) if remat == "selective" else (0.15, 0.4)
+        assert least < extra < most, remat
+
+
+def test_a_checkpointing_option_that_does_not_apply_is_refused() -> None:
+    with pytest.raises(ValueError, match="resnet50 has no remat='selective', only none"):
+        NETWORKS["resnet50"].make_step("paper", "selective")
+
+
+@names
+def test_batches_are_those_of_their_seed(name: str) -> None:
+    network = NETWORKS[name]
+    first, second, again = (next(network.batches("small", seed=seed)) for seed in (0, 1, 0))
+    assert_same_bits(first, again)
+    assert first[0].shape != second[0].shape or not np.array_equal(first[0], second[0])
+    if not network.dynamic:
+        shapes = jax.tree.map(lambda s: (s.shape, s.dtype), network.make_step("small").arguments[1])
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), first) == shapes
+
+
+@pytest.mark.parametrize("name", ["bilstm", "spos"])
+def test_each_step_of_a_dynamic_network_is_another_program(name: str) -> None:
+    batches = itertools.islice(NETWORKS[name].batches("small"), 5)
+    # A length is a shape, a path the last value of a batch.
+    programs = {b[0].shape[1] if name == "bilstm" else tuple(b[-1].tolist()) for b in batches}
+    assert len(programs) > 2
+
+
+def test_a_path_leaves_the_parameters_beside_it_as_they_were() -> None:
+    step = NETWORKS["spos"].make_step("small")
+    jaxpr = traced(step)
+    params = step.arguments[0].params
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    count = len(paths)  # parameters are the first of the arguments, and of the results
+    pairs = zip(paths, jaxpr.outvars[:count], jaxpr.invars[:count], strict=True)
+    changed = {path[0].key for path, new, old in pairs if new is not old}
+    on_path = {"block0_shuffle3", "block1_shuffle5", "block2_shuffle7", "block3_xception"}
+    assert changed == {"stem", "top", "head"} | on_path
+    assert len(params) == 3 + 4 * 4
+
+
+@SLOW
+@names
+def test_the_small_size_trains_in_part_of_its_memory_with_the_same_bits(name: str) -> None:
+    network = NETWORKS[name]
+    init = on_host(network.init("small"))
+    step = small_step(network, None)
+    wanted, losses = train(step, init, itertools.islice(network.batches("small"), 2))
+    peak = step.runtime.stats().peak_bytes
+
+    def two_steps(budget_bytes: int) -> None:
+        nonlocal step
+        step = small_step(network, budget_bytes)
+        found, found_losses = train(step, init, itertools.islice(network.batches("small"), 2))
+        assert_same_bits(found, wanted)
+        assert found_losses == losses
+
+    budget_bytes = smallest_feasible(two_steps, int(0.6 * peak), peak)
+    assert budget_bytes < 0.8 * peak
+    _, losses = train(step, init, itertools.islice(network.batches("small"), 16))
+    assert np.mean(losses[-4:]) < 0.97 * np.mean(losses[:4]), losses
+    stats = step.runtime.stats()
+    assert stats.peak_bytes <= budget_bytes
+    assert stats.evictions > 0
+
+
+@SLOW
+@names
+def test_checkpoints_change_memory_and_no_results(name: str) -> None:
+    network = NETWORKS[name]
+    state = on_host(network.init("small"))
+    batch = network.setting("small").task.sample(0)
+    wanted: Any = None
+    for remat in network.remat:
+        step = coop_jax.run(network.make_step("small", remat).fn, budget=None, donate_argnums=0)
+        found = on_host(step(state, batch))
+        peak = step.runtime.stats().peak_bytes
+        if wanted is None:
+            wanted, most = found, peak
+        if name == "bilstm":
+            # Its weights are shared by all steps: their gradients are summed segment by segment.
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        else:
+            assert_same_bits(found, wanted)
+        assert remat == "none" or peak < most
