@@ -1,8 +1,8 @@
-"""What the transformers share: attention with its internals in one checkpoint if asked, and dropout.
+"""What the transformers share: attention, with its internals in a checkpoint if asked, and dropout.
 
 Selective activation recomputation (Korthikanti et al., Reducing Activation Recomputation in Large
-Transformer Models, 2022) keeps queries, keys and values, and recomputes scores, softmax, dropout and
-its product with the values: large to keep, cheap to compute.
+Transformer Models, 2022) keeps queries, keys and values, and recomputes scores, softmax, dropout
+and their product with the values: large to keep, cheap to compute.
 
 Dropout takes its key as an argument, so that the masks do not depend on where checkpoints are.
 """

@@ -1,8 +1,8 @@
-"""What the networks share: how one is described, its train step, and the static rivals' checkpoints.
+"""What the networks share: how one is described, its train step, and static checkpoints.
 
-A network is a Flax module, a task (a batch and a loss) and an optimizer, for each of two sizes. From
-them `Network.make_step` makes an ordinary train step, `step(state, batch) -> (state, loss)`, with
-abstract arguments, so that billions of parameters cost nothing to trace.
+A network is a Flax module, a task (a batch and a loss) and an optimizer, for each of two sizes.
+From them `Network.make_step` makes an ordinary train step, `step(state, batch) -> (state, loss)`,
+with abstract arguments, so that billions of parameters cost nothing to trace.
 
 The optimizer runs leaf by leaf, each leaf in one jitted call, as the loops over parameters in
 OneFlow and PyTorch do. A whole-tree update would keep several copies of all parameters at once when

@@ -2,9 +2,9 @@
 Neural Architecture Search with Uniform Sampling, ECCV 2020).
 
 Twenty blocks with four choices each (ShuffleNet V2 units with 3 x 3, 5 x 5 and 7 x 7 kernels, and
-the "Xception" unit), channels 64, 160, 320 and 640. Only what lies on the path has gradients and is
-updated, as where gradients are made by hooks on what ran. Normalisations have no scale and shift, as
-in the authors' supernet.
+the "Xception" unit), channels 64, 160, 320 and 640. Only what lies on the path has gradients and
+is updated, as where gradients come from what ran. Normalisations have no scale and shift, as in the
+authors' supernet.
 """
 
 from __future__ import annotations

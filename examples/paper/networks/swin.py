@@ -1,6 +1,6 @@
 """Swin-T (Liu et al., Swin Transformer, ICCV 2021). 28,288,354 parameters.
 
-Without stochastic depth, which would make each step another program for no memory's sake.
+Without stochastic depth: dropping whole layers for some samples changes no sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""U-Net (Ronneberger, Fischer, Brox, MICCAI 2015), with batch normalisation, as the paper's table 1.
+"""U-Net (Ronneberger et al., MICCAI 2015), with batch normalisation as in the paper's table 1.
 
 Convolutions are padded, so that the output has the size of the input; the channels are the
 original's (64 to 1024). 31,037,698 parameters with three input channels and two classes.
