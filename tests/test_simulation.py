@@ -63,8 +63,14 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("program", [models.mlp, models.gpt], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    ("program", "policy"),
+    [
+        *((models.mlp, policy) for policy in POLICIES),
+        pytest.param(models.gpt, "coop", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 @pytest.mark.no_recomputation("what is compared are plans")
 def test_simulated_and_real_runs_decide_the_same(
     program: Callable[[], models.TrainingProgram], policy: Any, plans: list[Any]

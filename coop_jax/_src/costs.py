@@ -53,9 +53,11 @@ CPU = DeviceProfile(
 GPU = DeviceProfile("gpu", flops_per_second=1.5e13, bytes_per_second=1.5e12, launch_seconds=5e-6)
 
 # From the makers' data sheets: matrix work on float32 arrays as JAX runs it by default (TF32 where
-# there is such a thing), memory bandwidth. A kernel that does next to nothing takes 3 us.
+# there is such a thing; "-fp32" is with full precision), memory bandwidth. A kernel that does next
+# to nothing takes 3 us.
 PROFILES = {
     "a100-80gb": DeviceProfile("a100-80gb", 1.56e14, 2.039e12, 3e-6),
+    "a100-80gb-fp32": DeviceProfile("a100-80gb-fp32", 1.95e13, 2.039e12, 3e-6),
     "rtx-2080ti": DeviceProfile("rtx-2080ti", 1.345e13, 6.16e11, 3e-6),
     "h200": DeviceProfile("h200", 4.945e14, 4.8e12, 3e-6),
 }

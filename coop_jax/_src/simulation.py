@@ -266,9 +266,10 @@ def simulate(
       policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
       donate_argnums: positions of arguments that the function replaces, as for `run`.
       static_argnums: positions of arguments that are Python values, as for `run`.
-      device_profile: what to plan and to price for: "a100-80gb", "rtx-2080ti", "h200", "cpu" (this
-        one, calibrated by a short run the first time), or a `DeviceProfile`; None for what the
-        runtime plans with on the default device, or for what a loaded program says.
+      device_profile: what to plan and to price for: "a100-80gb" (matrix products in TF32, as is
+        JAX's default), "a100-80gb-fp32", "rtx-2080ti", "h200", "cpu" (this one, calibrated by a
+        short run the first time), or a `DeviceProfile`; None for what the runtime plans with on the
+        default device, or for what a loaded program says.
       costs: measured seconds to price the operations with, from `record_costs`. Decisions stay.
       workspace: bytes of XLA's temporary memory; `step.runtime.stats().workspace_bytes` of a real
         run. None for what `costs` have seen, or none.
