@@ -69,7 +69,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         *((models.mlp, policy) for policy in POLICIES),
         pytest.param(models.gpt, "coop", marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 @pytest.mark.no_recomputation("what is compared are plans")
 def test_simulated_and_real_runs_decide_the_same(
