@@ -268,6 +268,18 @@ def test_checking_for_nans(front_end: str) -> None:
     assert np.isnan(np.asarray(step(X))).any()
 
 
+def test_checking_for_nans_leaves_copies_where_they_should_be() -> None:
+    step = coop_jax.run(lambda x, y: (x, jnp.log(y)), budget="1MiB", donate_argnums=(0, 1))
+    shape = (17, 31, 3)  # of no other test: what runs on it is compiled here
+    with jax.debug_nans(True):
+        for _ in range(2):
+            step(jnp.ones(shape), jnp.ones(shape))
+        with pytest.raises(FloatingPointError, match="nan.* log"):
+            step(jnp.ones(shape), jnp.full(shape, -1.0))
+    same, more = step(jnp.ones(shape), jnp.ones(shape))
+    np.testing.assert_array_equal(same - 1, more)
+
+
 @both_front_ends
 def test_checking_for_leaks(front_end: str) -> None:
     expected = _make(front_end, _step)(W, X)

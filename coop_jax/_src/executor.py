@@ -183,7 +183,12 @@ def launch(
     try:
         arguments += [memory.slot(offset, spec) for offset, spec in slots]
         arguments += operands
-        results = executable.call(*arguments)
+        if not arrays.looks_for_nans():
+            results = executable.call(*arguments)
+        else:
+            with arrays.keeping_donation():
+                results = executable.call(*arguments)
+            arrays.check_numbers(executable.kernel.label, results)
     finally:  # also where it raises: a traceback that somebody keeps must not keep arrays
         operands.clear()
         arguments.clear()

@@ -204,7 +204,7 @@ class Executable:
             _spec(arrays.stored_aval(aval))
             for aval in (*(kernel.out_avals[k] for k in slot_results[:slots]), *kernel.in_avals)
         ]
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), arrays.keeping_donation():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             try:
                 memory = jitted.lower(*specs).compile().memory_analysis()

@@ -66,7 +66,10 @@ class Session:
             load_arguments,
             operand_key,
             runtime._cache.prepared,
-            self.fast and self._memory.synchronous and self._verifier is None,
+            self.fast
+            and self._memory.synchronous
+            and self._verifier is None
+            and not arrays.looks_for_nans(),
         )
         core = self._core
         core.interruptible = interrupts is not None

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import api_util as _api_util
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import jaxlib_extension_version as _jaxlib_extension_version
@@ -279,3 +281,29 @@ def drop_numpy_view(value: jax.Array) -> bool:
         return False
     value._npy_value = None  # type: ignore[attr-defined]
     return True
+
+
+def looks_for_nans() -> bool:
+    """Whether JAX was told to look for NaNs or infinite values after every operation."""
+    return bool(_config.debug_nans.value or _config.debug_infs.value)
+
+
+def keeping_donation() -> contextlib.AbstractContextManager[Any]:
+    """What a function that is called now is told to donate is donated.
+
+    Where JAX looks for NaNs it traces functions without donation, and remembers that for later
+    calls. It does not look for them in here: see `check_numbers`.
+    """
+    return jax.debug_nans(False)
+
+
+def check_numbers(name: str, results: Sequence[jax.Array]) -> None:
+    """What JAX does after an operation where it was told to look for NaNs or infinite values.
+
+    Raises:
+      FloatingPointError: there are some.
+    """
+    try:
+        _dispatch.check_special(name, results)
+    except _api_util.InternalFloatingPointError as error:
+        raise FloatingPointError(f"invalid value ({error.ty}) encountered in {name}") from None

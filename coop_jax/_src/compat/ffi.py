@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from coop_jax import _core
+from coop_jax._src.compat.arrays import keeping_donation
 
 TARGET = "coop_copy"
 STORE_TARGET = "coop_store"
@@ -32,7 +33,8 @@ def copy_into(slot: jax.Array, source: jax.Array) -> jax.Array:
       The array that now lies in the slot's memory.
     """
     _register(TARGET)
-    result: jax.Array = _copy(slot, source)
+    with keeping_donation():
+        result: jax.Array = _copy(slot, source)
     return result
 
 
