@@ -274,7 +274,7 @@ def test_checking_for_nans_leaves_copies_where_they_should_be() -> None:
     with jax.debug_nans(True):
         for _ in range(2):
             step(jnp.ones(shape), jnp.ones(shape))
-        with pytest.raises(FloatingPointError, match="nan.* log"):
+        with pytest.raises(FloatingPointError, match=r"nan.* log"):
             step(jnp.ones(shape), jnp.full(shape, -1.0))
     same, more = step(jnp.ones(shape), jnp.ones(shape))
     np.testing.assert_array_equal(same - 1, more)

@@ -294,7 +294,8 @@ def keeping_donation() -> contextlib.AbstractContextManager[Any]:
     Where JAX looks for NaNs it traces functions without donation, and remembers that for later
     calls. It does not look for them in here: see `check_numbers`.
     """
-    return jax.debug_nans(False)
+    context: contextlib.AbstractContextManager[Any] = jax.debug_nans(False)
+    return context
 
 
 def check_numbers(name: str, results: Sequence[jax.Array]) -> None:
