@@ -59,13 +59,23 @@ class Task(Protocol):
         ...
 
 
+StepMaker = Callable[[nn.Module, Any, optax.GradientTransformation], Any]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One size of a network: a module for each checkpointing option, its task, its optimizer."""
+    """One size of a network.
+
+    Attributes:
+      model: its module for each checkpointing option.
+      task, optimizer: what it is trained on, and with; the optimizer is initialised leaf by leaf.
+      step_maker: the train step of model, task and optimizer, if not the network's.
+    """
 
     model: Callable[[Remat], nn.Module]
     task: Any
     optimizer: optax.GradientTransformation
+    step_maker: StepMaker | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,9 +85,6 @@ class TrainStep:
     fn: Callable[[State, Batch], tuple[State, jax.Array]]
     arguments: tuple[State, Batch]
     donate_argnums: tuple[int, ...] = (0,)
-
-
-StepMaker = Callable[[nn.Module, Any, optax.GradientTransformation], Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,9 +129,8 @@ class Network:
           ValueError: the checkpointing option does not apply to this network.
         """
         setting = self.setting(size, batch)
-        fn = (self.step_maker or train_step)(
-            self._model(setting, remat), setting.task, setting.optimizer
-        )
+        maker = setting.step_maker or self.step_maker or train_step
+        fn = maker(self._model(setting, remat), setting.task, setting.optimizer)
         state = jax.eval_shape(functools.partial(_init, setting, setting.task.shapes(), 0))
         return TrainStep(fn, (state, setting.task.shapes()))
 
