@@ -41,6 +41,7 @@ class Kernel:
       flops, moved_bytes, cost_seconds: work, and the roofline estimate of it.
       recomputable: whether it may be replayed.
       in_place_operands: operands that an output of the same shape and dtype may overwrite.
+      is_group: whether it computes more than one equation.
       label: primitive names, for messages.
     """
 
@@ -53,6 +54,7 @@ class Kernel:
         "flops",
         "in_avals",
         "in_place_operands",
+        "is_group",
         "key",
         "label",
         "moved_bytes",
@@ -74,6 +76,7 @@ class Kernel:
         self.key = key
         self._equations = tuple(equations)
         self._outputs = tuple(outputs)
+        self.is_group = len(self._equations) > 1
         self.in_avals = tuple(in_avals)
         self.out_avals = tuple(out_avals)
         self._keys = tuple(n for n, a in enumerate(self.in_avals) if arrays.is_keys(a.dtype))

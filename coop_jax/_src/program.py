@@ -186,20 +186,49 @@ def _choose_in_place(
     chosen = _InPlace(
         {}, {storage_of[v]: k for k, (v, d) in enumerate(zip(inputs, donated, strict=True)) if d}
     )
+
+    def dies(op: RawOperation, index: int, number: int) -> bool:
+        """Whether nobody else reads an operand, so that a result may take its memory."""
+        storage = storage_of[op.operands[number]]
+        return (
+            last_use[storage] == index
+            and storage not in kept
+            and sum(storage_of[v] == storage for v in op.operands) == 1
+            and not flattener.is_part(op.operands[number])
+            and storage not in flattener.fixed_outside
+        )
+
+    def pair(op: RawOperation, index: int, result: int, number: int) -> None:
+        storage = storage_of[op.operands[number]]
+        chosen.pairs[index, result] = number
+        if storage in chosen.origin:
+            chosen.origin[storage_of[op.results[result]]] = chosen.origin[storage]
+
     for index, op in enumerate(operations):
-        candidates = []
-        for number in op.kernel.in_place_operands:
-            storage = storage_of[op.operands[number]]
-            dies = last_use[storage] == index and storage not in kept
-            alone = sum(storage_of[v] == storage for v in op.operands) == 1
-            whole = not flattener.is_part(op.operands[number])
-            if dies and alone and whole and storage not in flattener.fixed_outside:
-                candidates.append((storage not in chosen.origin, number, storage))
+        candidates = [
+            (storage_of[op.operands[n]] not in chosen.origin, n)
+            for n in op.kernel.in_place_operands
+            if dies(op, index, n)
+        ]
         if candidates and flattener.can_lie_in_pool(avals[op.results[0]]):
-            _, number, storage = min(candidates)
-            chosen.pairs[index, 0] = number
-            if storage in chosen.origin:
-                chosen.origin[storage_of[op.results[0]]] = chosen.origin[storage]
+            pair(op, index, 0, min(candidates)[1])
+        if not op.kernel.is_group:
+            continue
+        # A group (an optimizer's update, say): what it replaces of the donated inputs, in order.
+        free = [
+            n
+            for n, v in enumerate(op.operands)
+            if storage_of[v] in chosen.origin and dies(op, index, n)
+        ]
+        for k, result in enumerate(op.results):
+            wanted = avals[result]
+            for n in free if storage_of[result] in kept else ():
+                aval = avals[op.operands[n]]
+                if (aval.shape, aval.dtype) == (wanted.shape, wanted.dtype):
+                    if flattener.can_lie_in_pool(wanted):
+                        pair(op, index, k, n)
+                        free.remove(n)
+                    break
     return chosen
 
 
