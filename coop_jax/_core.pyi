@@ -108,7 +108,8 @@ class Policy:
     """Which storages are evicted, and where new ones are placed.
 
     Switches that are None are as the heuristic's method has them: on for "coop", off for the
-    others.
+    others. `keep_demanded`: a value stays in memory at its last use while something evicted that is
+    made from it is still to be read.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Policy:
         cheap_partitioning: bool | None = None,
         in_place: bool | None = None,
         evict_always: bool = False,
+        keep_demanded: bool = True,
     ) -> None: ...
     @property
     def heuristic(self) -> str: ...
@@ -133,6 +135,8 @@ class Policy:
     def in_place(self) -> bool: ...
     @property
     def evict_always(self) -> bool: ...
+    @property
+    def keep_demanded(self) -> bool: ...
     def __hash__(self) -> int: ...
     def __eq__(self, other: object) -> bool: ...
 

@@ -113,7 +113,8 @@ class Engine {
   void MakePermanent(StorageId storage);
   void Retain(StorageId storage);
   // The last reference: the storage dies, or, if a recomputation may need it, is evicted at once
-  // (and stays resident if it has no recipe).
+  // (and stays resident if it has no recipe, or if something evicted that is held will be made
+  // from it: see demand.h and Policy::keep_demanded).
   void Release(StorageId storage);
   // Drops the memory of a storage that is evictable, without its being an eviction to make room:
   // the front end expects no further use, but keeps its references. False where it is not.

@@ -238,7 +238,11 @@ void Engine::Impl::DecideInPlace(size_t index) {
     if (storage.refs != 0 || !storage.has_recipe()) return;
   } else {
     if (storage.refs != 1) return;
-    if (!storage.has_recipe() && !Settle(id, input)) return;
+    if (!storage.has_recipe()) {
+      if (!Settle(id, input)) return;
+    } else if (memory.IsWorthKeeping(input)) {
+      return;
+    }
   }
   placed_[index].in_place = input;
   placed_[index].in_place_input = output.in_place_input;

@@ -223,7 +223,7 @@ uint64_t Graph::Fingerprint(uint64_t hash) const {
   for (OperationId i = 0; i < operations_.count(); ++i) {
     const Operation& o = operations_[i];
     hash = HashValues(hash, Bits(o.cost_seconds), o.first_edge, o.first_output, o.live_outputs,
-                      o.recomputable, o.executed, o.alive, o.sequence);
+                      o.missing_outputs, o.recomputable, o.executed, o.alive, o.sequence);
   }
   for (EdgeId i = 0; i < edges_.count(); ++i) {
     const Edge& e = edges_[i];

@@ -72,6 +72,7 @@ struct Operation {
   EdgeId first_edge = kNone;  // of a recycled id: the next recycled one
   OutputId first_output = kNone;
   int32_t live_outputs = 0;
+  int32_t missing_outputs = 0;  // kept by Demand
   bool recomputable = false;
   bool executed = false;
   bool alive = false;

@@ -10,7 +10,8 @@ Residency::Residency(const EngineOptions& options)
       scores_by_size_(!options.policy.sliding_window ||
                       options.policy.heuristic != Heuristic::kCoop),
       blocks_(options.capacity_bytes, options.alignment_bytes),
-      neighborhood_(graph_, options.policy.neighborhood) {}
+      neighborhood_(graph_, options.policy.neighborhood),
+      demand_(graph_) {}
 
 int64_t Residency::LargestWindowBytes() const {
   int64_t largest = 0;
@@ -79,6 +80,7 @@ BlockId Residency::MakeEvicted(StorageId id) {
   storage.state = StorageState::kEvicted;
   ++losses_;
   neighborhood_.OnEvicted(id);
+  demand_.Update(id);
   UpdateUse();
   return free_block;
 }
@@ -125,6 +127,7 @@ void Residency::CountSearch(double fragmentation) {
 StorageId Residency::AddStorage(const Storage& storage) {
   const StorageId id = graph_.AddStorage(storage);
   holds_.resize(static_cast<size_t>(graph_.storage_capacity()));
+  demand_.Grow();
   Storage& added = graph_.MutableStorage(id);
   added.last_access = scalars_.clock_seconds;
   if (added.block != kNone) blocks_.SetHolder(added.block, id);
@@ -138,6 +141,7 @@ OperationId Residency::AddOperation(std::span<const StorageId> inputs,
                                     bool recomputable) {
   const OperationId id = graph_.AddOperation(inputs, outputs, cost_seconds, recomputable);
   holds_.resize(static_cast<size_t>(graph_.storage_capacity()));
+  demand_.Grow();
   neighborhood_.OnEdgesAdded(id);
   return id;
 }
@@ -145,10 +149,15 @@ OperationId Residency::AddOperation(std::span<const StorageId> inputs,
 void Residency::Release(StorageId id) {
   Storage& storage = graph_.MutableStorage(id);
   if (--storage.refs > 0) return;
+  demand_.Update(id);
   if (storage.needed_by == 0) {
     unwanted_.push_back(id);
     CollectUnwanted();
   } else if (IsEvictable(storage)) {
+    if (IsWorthKeeping(id)) {
+      demand_.Keep(id);
+      return;
+    }
     MakeEvicted(id);
     ReportGone(id);
   }
@@ -166,7 +175,7 @@ void Residency::Forget(OperationId id) {
   for (OutputId o = graph_.operation(id).first_output; o != kNone;) {
     const Output output = graph_.output(o);  // Kill does not recycle it: the operation never ran
     if (output.storage != kNone) {
-      graph_.MutableStorage(output.storage).refs = 0;
+      graph_.MutableStorage(output.storage).refs = 0;  // unborn: not missing
       unwanted_.push_back(output.storage);
     }
     o = output.next;
@@ -210,6 +219,7 @@ void Residency::Kill(StorageId id) {
   }
   if (storage.producer != kNone) graph_.MutableOutput(storage.output).storage = kNone;
   graph_.RecycleStorage(id);
+  demand_.Forget(id);
   if (storage.has_recipe()) LoseLiveOutput(storage.producer);
 }
 
@@ -230,6 +240,7 @@ void Residency::TakeInPlace(StorageId input) {
   if (storage.has_recipe()) {
     storage.state = StorageState::kEvicted;
     neighborhood_.OnEvicted(input);
+    demand_.OnOverwritten(input);
   } else {
     storage.state = StorageState::kConsumed;
   }
@@ -270,6 +281,7 @@ void Residency::CommitRun(OperationId id, std::span<const PlacedOutput> outputs)
     storage.state = StorageState::kResident;
     storage.block = block;
     storage.last_access = now;
+    if (recompute) demand_.Update(placed.storage);
     if (block != kNone) blocks_.SetHolder(block, placed.storage);
     if (storage.outside) stats.outside_bytes += storage.bytes;
   }

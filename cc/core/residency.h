@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "cc/core/block_list.h"
+#include "cc/core/demand.h"
 #include "cc/core/engine.h"
 #include "cc/core/graph.h"
 #include "cc/core/neighborhood.h"
@@ -57,13 +58,17 @@ class Residency {
     if (storage.evicted_neighbors == 0) return storage.cost_seconds;
     return storage.cost_seconds + neighborhood_.CostAround(id);
   }
+  // Something evicted will be made from it, and the policy cares.
+  [[nodiscard]] bool IsWorthKeeping(StorageId id) const {
+    return options_.policy.keep_demanded && demand_.IsDemanded(id);
+  }
   // What evicting a resident storage costs, by the policy. Never not-a-number. Inline: the window
   // search asks it of every block.
   [[nodiscard]] double Score(StorageId id) const {
     const Storage& storage = graph_.storage(id);
     const Hold& hold = holds_[static_cast<size_t>(id)];
     // Nothing will read it but recomputations, and none of those under way: it goes first.
-    if (storage.refs == 0 && hold.protects == 0) return 0;
+    if (storage.refs == 0 && hold.protects == 0 && !demand_.IsKept(id)) return 0;
     const double cost_seconds = ProjectedCost(id);
     // Staleness guesses when it is read next; for what waiting operations read that is known.
     const double staleness_seconds =
@@ -89,7 +94,10 @@ class Residency {
   StorageId AddStorage(const Storage& storage);
   OperationId AddOperation(std::span<const StorageId> inputs, std::span<const OutputSpec> outputs,
                            double cost_seconds, bool recomputable);
-  void Retain(StorageId id) { ++graph_.MutableStorage(id).refs; }
+  void Retain(StorageId id) {
+    ++graph_.MutableStorage(id).refs;
+    demand_.Update(id);
+  }
   void Release(StorageId id);
   void MakePermanent(StorageId id);
   void Forget(OperationId id);
@@ -151,6 +159,7 @@ class Residency {
     BlockList::MarkPoint blocks;
     Graph::MarkPoint graph;
     Neighborhood::MarkPoint neighborhood;
+    size_t demand = 0;
     Scalars scalars;
     size_t actions = 0;
     size_t placements = 0;
@@ -199,6 +208,7 @@ class Residency {
   BlockList blocks_;
   Graph graph_;
   Neighborhood neighborhood_;
+  Demand demand_;
   Scalars scalars_;
   std::vector<Hold> holds_;  // parallel to the storages
   double pending_seconds_ = 0;

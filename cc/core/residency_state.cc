@@ -12,6 +12,7 @@ void Residency::Begin() {
   blocks_.Record(true);
   graph_.Record(true);
   neighborhood_.Record(true);
+  demand_.Record(true);
   actions.clear();
   placements.clear();
   marks_.clear();
@@ -24,6 +25,7 @@ void Residency::Commit() {
   blocks_.Record(false);
   graph_.Record(false);
   neighborhood_.Record(false);
+  demand_.Record(false);
   marks_.clear();
   recording_ = false;
 }
@@ -34,8 +36,8 @@ void Residency::SyncMarks() {
 }
 
 Residency::MarkPoint Residency::Mark() const {
-  return {blocks_.Mark(), graph_.Mark(),     neighborhood_.Mark(), scalars_,
-          actions.size(), placements.size(), retired.size()};
+  return {blocks_.Mark(), graph_.Mark(),  neighborhood_.Mark(), demand_.Mark(),
+          scalars_,       actions.size(), placements.size(),    retired.size()};
 }
 
 void Residency::RollbackTo(const MarkPoint& mark) {
@@ -43,6 +45,7 @@ void Residency::RollbackTo(const MarkPoint& mark) {
   blocks_.Rollback(target.blocks);
   graph_.Rollback(target.graph);
   neighborhood_.Rollback(target.neighborhood);
+  demand_.Rollback(target.demand);
   scalars_ = target.scalars;
   actions.resize(target.actions);
   placements.resize(target.placements);
@@ -69,6 +72,7 @@ void Residency::Validate() const {
   blocks_.Validate();
   graph_.Validate();
   neighborhood_.Validate();
+  demand_.Validate();
   int64_t storage_blocks = 0;
   int64_t reserved_bytes = 0;
   for (BlockId b = blocks_.first(); b != kNone; b = blocks_[b].next) {
@@ -106,7 +110,8 @@ void Residency::Validate() const {
 }
 
 uint64_t Residency::Fingerprint() const {
-  uint64_t hash = neighborhood_.Fingerprint(graph_.Fingerprint(blocks_.Fingerprint(0)));
+  uint64_t hash =
+      demand_.Fingerprint(neighborhood_.Fingerprint(graph_.Fingerprint(blocks_.Fingerprint(0))));
   const Stats& s = scalars_.stats;
   return HashValues(hash, s.operations, s.recomputations, s.evictions, Bits(s.compute_seconds),
                     Bits(s.recompute_seconds), s.searches, Bits(s.fragmentation_sum),

@@ -41,6 +41,8 @@ struct Policy {
   bool in_place = true;            // off: in-place outputs are copy-on-write
   // Debug: every Run begins by evicting everything evictable, so that every input is recomputed.
   bool evict_always = false;
+  // Off: what its owner lets go of is dropped, even if something evicted will be made from it.
+  bool keep_demanded = true;
 
   friend bool operator==(const Policy&, const Policy&) = default;
 

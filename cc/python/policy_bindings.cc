@@ -34,7 +34,7 @@ const char* NeighborhoodName(NeighborhoodMode mode) {
 
 Policy MakePolicy(const std::string& heuristic, const std::string& neighborhood,
                   std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
-                  std::optional<bool> in_place, bool evict_always) {
+                  std::optional<bool> in_place, bool evict_always, bool keep_demanded) {
   Policy policy;
   if (heuristic == "coop") {
     policy = Policy::Coop();
@@ -58,13 +58,14 @@ Policy MakePolicy(const std::string& heuristic, const std::string& neighborhood,
   policy.cheap_partitioning = cheap_partitioning.value_or(policy.cheap_partitioning);
   policy.in_place = in_place.value_or(policy.in_place);
   policy.evict_always = evict_always;
+  policy.keep_demanded = keep_demanded;
   return policy;
 }
 
 nb::tuple PolicyKey(const Policy& policy) {
   return nb::make_tuple(HeuristicName(policy.heuristic), NeighborhoodName(policy.neighborhood),
                         policy.sliding_window, policy.cheap_partitioning, policy.in_place,
-                        policy.evict_always);
+                        policy.evict_always, policy.keep_demanded);
 }
 
 }  // namespace
@@ -75,13 +76,15 @@ void BindPolicy(nb::module_& module) {
           "__init__",
           [](Policy* self, const std::string& heuristic, const std::string& neighborhood,
              std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
-             std::optional<bool> in_place, bool evict_always) {
-            new (self) Policy(MakePolicy(heuristic, neighborhood, sliding_window,
-                                         cheap_partitioning, in_place, evict_always));
+             std::optional<bool> in_place, bool evict_always, bool keep_demanded) {
+            new (self)
+                Policy(MakePolicy(heuristic, neighborhood, sliding_window, cheap_partitioning,
+                                  in_place, evict_always, keep_demanded));
           },
           nb::arg("heuristic") = "coop", nb::arg("neighborhood") = "union_find", nb::kw_only(),
           nb::arg("sliding_window") = nb::none(), nb::arg("cheap_partitioning") = nb::none(),
-          nb::arg("in_place") = nb::none(), nb::arg("evict_always") = false)
+          nb::arg("in_place") = nb::none(), nb::arg("evict_always") = false,
+          nb::arg("keep_demanded") = true)
       .def_prop_ro("heuristic", [](const Policy& self) { return HeuristicName(self.heuristic); })
       .def_prop_ro("neighborhood",
                    [](const Policy& self) { return NeighborhoodName(self.neighborhood); })
@@ -89,6 +92,7 @@ void BindPolicy(nb::module_& module) {
       .def_ro("cheap_partitioning", &Policy::cheap_partitioning)
       .def_ro("in_place", &Policy::in_place)
       .def_ro("evict_always", &Policy::evict_always)
+      .def_ro("keep_demanded", &Policy::keep_demanded)
       .def("__eq__",
            [](const Policy& self, nb::handle other) {
              return nb::isinstance<Policy>(other) && self == nb::cast<const Policy&>(other);
@@ -97,7 +101,7 @@ void BindPolicy(nb::module_& module) {
       .def("__repr__", [](const Policy& self) {
         return nb::str(
                    "Policy(heuristic={!r}, neighborhood={!r}, sliding_window={}, "
-                   "cheap_partitioning={}, in_place={}, evict_always={})")
+                   "cheap_partitioning={}, in_place={}, evict_always={}, keep_demanded={})")
             .format(*PolicyKey(self));
       });
 }

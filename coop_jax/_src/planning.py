@@ -51,14 +51,17 @@ class Residency:
 class PlanSettings:
     """What a plan depends on besides program and residency.
 
-    `alternatives`: whether the exact projected cost is tried too where the policy's own finds no
-    plan or a costly one. Always when something runs; not when policies are compared.
+    `alternatives`: whether variants of the policy are tried too where its own plan does not fit or
+    is costly. Always when something runs; not when policies are compared.
+    `give_up`: a plan that recomputes this many times as many operations as there are is given up: a
+    step that takes so long serves nobody, and takes long to plan.
     """
 
     policy: _core.Policy
     alignment_bytes: int
     profile: costs.DeviceProfile
     alternatives: bool = True
+    give_up: float = 16.0
 
 
 def first_residency(program: Program) -> Residency:
@@ -177,12 +180,13 @@ def _plan_within(
 
     Outputs are kept once computed (evicting them only to recompute them at the end costs more than
     it gives); where that does not fit, they may be evicted like anything else. Where the fast
-    projected cost finds no plan or a costly one, the exact one is tried, and the plan that
-    recomputes least wins: planning takes much less time than the steps that follow.
+    projected cost finds no plan or a costly one, the exact one is tried, and dropping at last use
+    what evicted values need, and the plan that recomputes least wins: planning takes much less time
+    than the steps that follow.
     """
     constants = len(program.constants)
-    # A step that takes this many times as long serves nobody, and takes long to plan.
-    most = 0 if settings.policy.evict_always else 1024 + 16 * len(program.operations)
+    most = 1024 + int(settings.give_up * len(program.operations))
+    most = 0 if settings.policy.evict_always else most
     best: _core.Plan | None = None
     exact = policies.with_exact_neighborhood(settings.policy)
     for policy, pin_early in (
@@ -190,6 +194,7 @@ def _plan_within(
         (settings.policy, False),
         (exact, True),
         (exact, False),
+        (policies.without_keeping(settings.policy), True),
     ):
         plan = _core.make_plan(
             engine_program,

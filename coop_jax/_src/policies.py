@@ -42,8 +42,18 @@ def with_exact_neighborhood(policy: Policy) -> Policy:
     return _with(policy, "exact", in_place=policy.in_place)
 
 
+def without_keeping(policy: Policy) -> Policy:
+    """The same policy, but every value is dropped when its owner lets go of it."""
+    return _with(policy, policy.neighborhood, in_place=policy.in_place, keep_demanded=False)
+
+
 def _with(
-    policy: Policy, neighborhood: str, *, in_place: bool, evict_always: bool | None = None
+    policy: Policy,
+    neighborhood: str,
+    *,
+    in_place: bool,
+    evict_always: bool | None = None,
+    keep_demanded: bool | None = None,
 ) -> Policy:
     return Policy(
         policy.heuristic,
@@ -52,4 +62,5 @@ def _with(
         cheap_partitioning=policy.cheap_partitioning,
         in_place=in_place,
         evict_always=policy.evict_always if evict_always is None else evict_always,
+        keep_demanded=policy.keep_demanded if keep_demanded is None else keep_demanded,
     )
