@@ -168,6 +168,7 @@ def sweep(
     costs: MeasuredCosts | None = None,
     workspace: int | str | None = None,
     alternatives: bool = True,
+    give_up: float = 16.0,
     progress: bool = True,
     **kwargs: Any,
 ) -> list[Simulation]:
@@ -186,6 +187,8 @@ def sweep(
       workspace: bytes of XLA's temporary memory, part of the budget; that of a real run is
         `step.runtime.stats().workspace_bytes`.
       alternatives: as for `simulate`.
+      give_up: a plan that recomputes this many times as many operations as there are counts as not
+        feasible, and is given up; less makes sweeps of hopeless budgets shorter.
       progress: whether to show it on stderr, with tqdm if that is installed.
       **kwargs: the function's keyword arguments.
 
@@ -196,7 +199,8 @@ def sweep(
     traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
     chosen = [policy] if isinstance(policy, (str, policies.Policy)) else list(policy)
     simulators = [
-        Simulator(traced, p, device_profile, costs, workspace, alternatives) for p in chosen
+        Simulator(traced, p, device_profile, costs, workspace, alternatives, give_up)
+        for p in chosen
     ]
     jobs = [(s, s.resolve(b)) for s in simulators for b in budget]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as threads:

@@ -108,6 +108,7 @@ class Simulator:
         costs: MeasuredCosts | None,
         workspace: int | str | None,
         alternatives: bool = True,
+        give_up: float = 16.0,
     ):
         if workspace is None:
             workspace = costs.workspace_bytes if costs is not None else 0
@@ -123,6 +124,7 @@ class Simulator:
             (named or default).alignment_bytes,
             named or default,
             alternatives,
+            give_up,
         )
         self.engine_program = planning.core_program(
             self.program, self.program.donated, traced.cost_seconds(named)

@@ -1,7 +1,13 @@
 """The paper's evaluation from the command line.
 
+python -m examples.paper                    everything below: simulate, real, report
+python -m examples.paper simulate --networks=resnet50,unet --out=some-folder
+python -m examples.paper real               small sizes really run on this CPU
+python -m examples.paper report             plots, and a page of the paper's claims
 python -m examples.paper list
 python -m examples.paper train --network=unet --budget=0.5
+
+Tables are written row by row; what is in the folder already is not computed again.
 """
 
 from __future__ import annotations
@@ -9,6 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +23,7 @@ from absl import app, flags, logging
 from tqdm import tqdm
 
 import coop_jax
+from examples.paper import evaluation
 from examples.paper.networks import NETWORKS, Network
 
 FLAGS = flags.FLAGS
@@ -35,6 +43,19 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_integer("steps", 20, "train steps", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "of the parameters and the data", lower_bound=0)
+
+flags.DEFINE_list("networks", list(NETWORKS), "which networks to evaluate")
+flags.DEFINE_list("methods", list(evaluation.METHODS), "which methods to simulate")
+flags.DEFINE_list(
+    "ratios",
+    [str(ratio) for ratio in evaluation.RATIOS],
+    "budgets to simulate, as shares of what a step needs without one",
+)
+flags.DEFINE_string("out", "paper-results", "the folder of the results")
+flags.DEFINE_enum(
+    "profile", "a100-80gb-fp32", list(evaluation.DEVICE_BYTES), "which device to simulate"
+)
+flags.DEFINE_boolean("fresh", False, "throw away what is in the folder, instead of adding to it")
 
 MIB = 2**20
 
@@ -124,21 +145,83 @@ def train() -> None:
     say(f"step       {np.median(seconds):.2f} s (median), first {seconds[0]:.1f} s")
 
 
+def simulate() -> None:
+    """Fills the simulated tables."""
+    methods = names(FLAGS.methods, evaluation.METHODS, "methods")
+    try:
+        ratios = [float(text) for text in FLAGS.ratios]
+        if not all(0 < ratio <= 1 for ratio in ratios):
+            raise ValueError("between 0 and 1")
+    except ValueError as error:
+        raise app.UsageError(f"--ratios={','.join(FLAGS.ratios)}: {error}") from error
+    try:
+        evaluation.simulate(
+            Path(FLAGS.out),
+            [NETWORKS[name] for name in networks()],
+            methods,
+            ratios,
+            FLAGS.profile,
+            fresh=FLAGS.fresh,
+        )
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
+
+
+def real() -> None:
+    """Runs the small sizes on this CPU, beside what is simulated of them."""
+    from examples.paper import real as real_runs
+
+    real_runs.measure(Path(FLAGS.out), [n for n in networks() if n != "gpt2"])
+
+
+def report() -> None:
+    """Makes plots and the page from the tables."""
+    from examples.paper import report as reports  # needs matplotlib, the others do not
+
+    reports.write(Path(FLAGS.out))
+
+
+def everything() -> None:
+    """All tables, the plots, the page."""
+    simulate()
+    real()
+    report()
+
+
+def networks() -> list[str]:
+    """The networks that the flag names."""
+    return names(FLAGS.networks, NETWORKS, "networks")
+
+
+def names(given: list[str], known: Mapping[str, Any], flag: str) -> list[str]:
+    """The names in a flag, checked."""
+    for name in given:
+        if name not in known:
+            raise app.UsageError(f"--{flag}: there is no {name!r}, only {', '.join(known)}")
+    return given
+
+
 def say(text: str, end: str = "\n") -> None:
     """Prints at once, also into a pipe."""
     print(text, end=end, flush=True)
 
 
-COMMANDS: Mapping[str, Callable[[], None]] = {"list": list_networks, "train": train}
+COMMANDS: Mapping[str, Callable[[], None]] = {
+    "list": list_networks,
+    "train": train,
+    "simulate": simulate,
+    "real": real,
+    "report": report,
+}
 
 
 def main(argv: list[str]) -> None:
-    """Runs one command."""
+    """Runs one command, or without one everything."""
     logging.set_verbosity(logging.WARNING)
-    if len(argv) != 2 or argv[1] not in COMMANDS:
-        raise app.UsageError(f"python -m examples.paper {{{','.join(COMMANDS)}}} [flags]")
+    if len(argv) > 2 or (len(argv) == 2 and argv[1] not in COMMANDS):
+        raise app.UsageError(f"python -m examples.paper [{'|'.join(COMMANDS)}] [flags]")
     try:
-        COMMANDS[argv[1]]()
+        (COMMANDS[argv[1]] if len(argv) == 2 else everything)()
     except coop_jax.BudgetExceededError as error:
         raise SystemExit(f"--budget={FLAGS.budget}: {error}") from error
 
