@@ -1,10 +1,11 @@
 """Measured costs: how long each operation of a real run took, kept by what it computes.
 
 Model: while costs are recorded, every operation that a runtime carries out adds its seconds to the
-entry of its structural key. A simulation then prices the operations of a plan with the median of
-each. Decisions do not depend on them: the runtime plans with roofline costs, and so does the
-simulation. An operation that was never seen is priced by roofline, scaled by what measured times
-are of roofline times in the median of the others.
+entry of its structural key. Of one that runs very often samples are thinned out evenly, so that all
+recorded steps count, and not only the first. A simulation then prices the operations of a plan with
+the median of each. Decisions do not depend on them: the runtime plans with roofline costs, and so
+does the simulation. An operation that was never seen is priced by roofline, scaled by what measured
+times are of roofline times in the median of the others.
 Invariants: keys are the same in every process and JAX version that traces the same operation.
 Thread rule: recording adds under the runtime's lock.
 Source: paper section 4.1 (costs are measured on the device).
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from coop_jax._src.runtime import Runtime
 
 _FORMAT, _VERSION = "coop_jax costs", 1
-_SAMPLES_KEPT = 101  # of each operation
+_SAMPLES_KEPT = 128  # of each operation, at most
 
 
 class MeasuredCosts:
@@ -36,6 +37,7 @@ class MeasuredCosts:
         self.device = ""
         self.workspace_bytes = 0
         self._samples: dict[str, list[float]] = {}
+        self._seen: dict[str, int] = {}
         self._keys: dict[Any, str] = {}
 
     def __len__(self) -> int:
@@ -44,9 +46,16 @@ class MeasuredCosts:
 
     def add(self, kernel: Any, seconds: float) -> None:
         """Adds a measurement of an operation."""
-        samples = self._samples.setdefault(self._key(kernel), [])
-        if len(samples) < _SAMPLES_KEPT:
-            samples.append(seconds)
+        key = self._key(kernel)
+        samples = self._samples.setdefault(key, [])
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        # One of `every` is kept; when there are too many, every second of them.
+        every = 1 << (max(0, seen - 1) // _SAMPLES_KEPT).bit_length()
+        if seen % every:
+            return
+        if len(samples) >= _SAMPLES_KEPT:
+            del samples[::2]
+        samples.append(seconds)
 
     def _key(self, kernel: Any) -> str:
         found = self._keys.get(kernel)
