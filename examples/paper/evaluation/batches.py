@@ -72,7 +72,7 @@ def largest(fits: Callable[[int], bool], start: int) -> int:
     low, high, step = -1, start, PARTS // 2
     while fits(high):
         low, high = high, high + step
-        step *= 2
+        step = PARTS  # twice the batch
     step = PARTS // 2
     if low < 0:  # the start did not fit: down
         low = max(-1, high - step)

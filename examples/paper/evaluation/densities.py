@@ -3,8 +3,8 @@
 Model: each operation is a function of arrays of the sizes in ResNet-50 and GPT-2. Its cost by the
 device profile is the sum over the operations that it is traced to; measured is the same sum with
 the median seconds of a real run on this machine's CPU, of a smaller batch. MB are 10^6 bytes of the
-function's output. An operation is expensive (the paper's class C1) if the costliest of what it
-is traced to is, by the threshold that the engine places storages with.
+function's output. An operation is expensive (the paper's class C1) if any operation in it
+that makes an array of its output's size is, by the threshold that the engine places storages with.
 Cost: some seconds.
 """
 
@@ -79,18 +79,18 @@ def density(operation: Operation, profile: str, runs: int = _RUNS) -> Density:
     program = coop_jax.trace_program(operation.fn, *arguments)
     device = PROFILES[profile]
     seconds = program.cost_seconds(device)
-    # The storages that an operation makes, by the program: views and scalars are none of them.
+    output_bytes = _output_bytes(operation, arguments)
     storages, values = program.program.storages, program.program.values
-    densities = [
-        cost / storages[values[op.results[0]].storage].nbytes
-        for cost, op in zip(seconds, program.program.operations, strict=True)
-        if not storages[values[op.results[0]].storage].outside
-    ]
-    expensive = max(densities) >= device.expensive_seconds_per_byte
+    made = [storages[values[op.results[0]].storage].nbytes for op in program.program.operations]
+    expensive = any(
+        cost / nbytes >= device.expensive_seconds_per_byte
+        for cost, nbytes in zip(seconds, made, strict=True)
+        if nbytes == output_bytes
+    )
     return Density(
         operation=operation.name,
         kind="expensive" if expensive else "cheap",
-        profile_us_per_mb=sum(seconds) * 1e12 / _output_bytes(operation, arguments),
+        profile_us_per_mb=sum(seconds) * 1e12 / output_bytes,
         measured_us_per_mb=measured_seconds(operation, runs)
         * 1e12
         / _output_bytes(operation, _arguments(operation, operation.measured_batch)),

@@ -25,12 +25,17 @@ MAIN = ("coop", "dte", "dtr")
 # Of what a step needs under Coop when nothing is evicted.
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
+# The exact neighbourhood of each evicted tensor is looked up for each candidate: in longer programs
+# that takes hours, so they are compared without it.
+EXACT_OPERATIONS = 20_000
+
 # In the latency figure only: there the three methods are compared.
 LATENCY_ONLY = ("gpt2",)
 
 # A plan that recomputes this many times as many operations as a step has counts as out of memory.
 # Methods that hardly fit thrash, and it takes minutes to see that they get nowhere.
 GIVE_UP = 4.0
+GIVE_UP_EXACT = 1.0  # each search takes much longer
 
 # Simulated devices: how much memory they have.
 DEVICE_BYTES: Mapping[str, int] = {

@@ -14,7 +14,7 @@ import functools
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -23,7 +23,13 @@ from tqdm import tqdm
 import coop_jax
 from examples.paper.evaluation import batches, densities
 from examples.paper.evaluation.checkpoints import checkpointed
-from examples.paper.evaluation.methods import DEVICE_BYTES, LATENCY_ONLY, MAIN
+from examples.paper.evaluation.methods import (
+    DEVICE_BYTES,
+    EXACT_OPERATIONS,
+    LATENCY_ONLY,
+    MAIN,
+    METHODS,
+)
 from examples.paper.evaluation.overheads import overheads, unbudgeted
 from examples.paper.evaluation.tables import Batch, Budgets, Density, Overhead, Static, Table
 from examples.paper.evaluation.thresholds import thresholds
@@ -31,6 +37,8 @@ from examples.paper.networks import Network
 from examples.paper.networks.base import Size
 
 FILES = ("overhead.csv", "static.csv", "budgets.csv", "batch.csv", "table1.csv")
+
+_LONGEST = "bilstm"  # comes last
 
 
 class Evaluation:
@@ -79,7 +87,10 @@ class Evaluation:
                 continue
             there = {row.ratio for row in self.overhead.find(network=network.name, method=method)}
             missing = [ratio for ratio in self.ratios if ratio not in there]
-            if not missing:
+            if not missing or (
+                METHODS[method].neighborhood == "exact"
+                and len(program("none").program.operations) > EXACT_OPERATIONS
+            ):
                 continue
             peak = plain().unbudgeted_peak_bytes
             say(method)
@@ -162,16 +173,16 @@ def simulate(
     """
     evaluation = Evaluation(folder, profile, methods, ratios, fresh=fresh)
     compared = [n for n in networks if n.name in batches.NETWORKS_COMPARED]
-    with tqdm(total=1 + len(compared) + len(networks), unit="part") as bar:
-        evaluation.densities(bar)
-        bar.update()
-        # What takes longest comes last.
-        for network in sorted(networks, key=lambda n: n.name == "bilstm"):
-            evaluation.network(network, bar)
+    parts: list[Callable[[tqdm[None]], None]] = [
+        evaluation.densities,
+        *(functools.partial(evaluation.network, n) for n in networks if n.name != _LONGEST),
+        *(functools.partial(evaluation.batches, n) for n in compared),
+        *(functools.partial(evaluation.network, n) for n in networks if n.name == _LONGEST),
+    ]
+    with tqdm(total=len(parts), unit="part") as bar:
+        for part in parts:
+            part(bar)
             bar.update()
-            if network in compared:
-                evaluation.batches(network, bar)
-                bar.update()
 
 
 def _check_about(folder: Path, profile: str, size: str, fresh: bool) -> None:
