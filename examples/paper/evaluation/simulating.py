@@ -5,7 +5,7 @@ Plans of one method at several budgets are made in as many threads as there are 
 lets go of the interpreter lock), so no process has to trace for another. Tables grow by the rows of
 one (network, method); those of an interrupted run are there when it is run again.
 Invariants: all rows of a folder are of one device profile, which about.json names.
-Cost: BiLSTM, of 74,000 operations, takes most of the time: see the README.
+Cost: a minute or two for most networks; BiLSTM, of 74,000 operations, takes most of the time.
 """
 
 from __future__ import annotations
