@@ -253,6 +253,7 @@ def test_rows_that_are_missing_leave_a_verdict_open(tmp_path: Path) -> None:
     tables["overhead"] = [row for row in tables["overhead"] if row["network"] != "spos"]
     found = verdicts(put(tmp_path, tables))
     assert found["overhead-lowest"] == found["fragmentation-5"] == rules.INCOMPLETE
+    assert found["latency-most"] == found["ablation-rank"] == rules.INCOMPLETE
     assert found["bert-50"] == rules.REPRODUCED
 
 
@@ -275,6 +276,7 @@ def test_files_and_page(tmp_path: Path) -> None:
     tables = worlds()
     change(tables, network="bert", method="coop", ratio=0.5, overhead=0.12)
     put(tmp_path, tables)
+    (tmp_path / "about.json").write_text('{"profile": "a100-80gb"}')
     report.write(tmp_path)
     for name in page.CAPTIONS:
         if name != "table1":
@@ -287,6 +289,7 @@ def test_files_and_page(tmp_path: Path) -> None:
         assert claim.rule in text
     assert text.count("| partly |") == 1
     assert "Coop 12%, DTE" in text
+    assert "Simulated with: profile a100-80gb." in text
     assert "Does not hold: Coop at most 11%." in text
     assert page.UNEXPLAINED in text or "Why: " in text
     assert "| convolution | expensive | 20 | 1e+03 |" in text

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from examples.paper.report.data import ABLATIONS, EIGHT, RATIOS, Results, percent, title
-from examples.paper.report.latencies import pairs
+from examples.paper.report.latencies import absent, pairs
 from examples.paper.report.rules import Check, Outcome, factor, held, times
 
 WITHOUT = {
@@ -87,7 +87,12 @@ def rank(r: Results) -> Outcome:
             f" {partition * 100:+.1f} points"
         )
     return Outcome(
-        ours, (Check("window > in-place", both[0]), Check("in-place > partitioning", both[1]))
+        ours,
+        (
+            Check("window > in-place", both[0]),
+            Check("in-place > partitioning", both[1]),
+            *absent(r, ("coop", *ABLATIONS)),
+        ),
     )
 
 
@@ -106,6 +111,7 @@ def fragmentation(r: Results) -> Outcome:
         ] or [Check(WITHOUT[method], None)]
         texts.append(f"{WITHOUT[method]} {held(mine)}")
         checks += mine
+    checks += absent(r, ("coop", "coop-no-window", "coop-no-in-place"))
     return Outcome("higher: " + ", ".join(texts), tuple(checks))
 
 
@@ -114,7 +120,10 @@ def partition(r: Results) -> Outcome:
     if not found:
         return Outcome("–", (Check("less than a point", None),))
     mean = statistics.fmean(b.fragmentation - a.fragmentation for *_, a, b in found)
-    return Outcome(f"{mean * 100:+.2f} points", (Check("less than a point", abs(mean) < 0.01),))
+    return Outcome(
+        f"{mean * 100:+.2f} points",
+        (Check("less than a point", abs(mean) < 0.01), *absent(r, ("coop", "coop-no-partition"))),
+    )
 
 
 def densities(r: Results) -> Outcome:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import json
 import math
 import typing
 from collections.abc import Iterable
@@ -60,6 +61,7 @@ class Results:
     table1: tuple[Density, ...]
     real: tuple[Real, ...]
     missing: tuple[str, ...]
+    about: str  # what the tables were made with, as text; empty if unknown
 
     @functools.cached_property
     def _steps(self) -> dict[tuple[str, str, float], Overhead]:
@@ -118,7 +120,10 @@ def read(folder: Path) -> Results:
         name: _rows(folder / f"{name}.csv", row_type) for name, row_type in types.items()
     }
     missing = tuple(f"{name}.csv" for name, rows in tables.items() if not rows)
-    return Results(**tables, missing=missing)
+    about = folder / "about.json"
+    facts = json.loads(about.read_text(encoding="utf-8")) if about.exists() else {}
+    text = ", ".join(f"{name} {value}" for name, value in facts.items())
+    return Results(**tables, missing=missing, about=text)
 
 
 def _rows(path: Path, row_type: type[RowT]) -> tuple[RowT, ...]:

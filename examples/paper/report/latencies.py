@@ -49,7 +49,8 @@ def most(r: Results) -> Outcome:
         )
         for rival in RIVALS
     )
-    return Outcome("; ".join(check.what for check in checks), checks)
+    ours = "; ".join(check.what for check in checks)
+    return Outcome(ours, (*checks, *absent(r, MAIN)))
 
 
 def bilstm(r: Results) -> Outcome:
@@ -99,7 +100,7 @@ def consistent(r: Results) -> Outcome:
         for rival in RIVALS
     )
     ours = ", ".join(f"{label(method)} {times(spread[method])}" for method in MAIN)
-    return Outcome(f"largest over least: {ours}", checks)
+    return Outcome(f"largest over least: {ours}", (*checks, *absent(r, MAIN)))
 
 
 def resnet(r: Results) -> Outcome:
@@ -141,7 +142,7 @@ def fragmentation_lowest(r: Results) -> Outcome:
         for rival in RIVALS
         for network, ratio, a, b in pairs(r, "coop", rival)
     ]
-    checks += _absent(r, ("coop", *RIVALS))
+    checks += absent(r, ("coop", *RIVALS))
     return Outcome(f"lower in {held(checks)} comparisons", tuple(checks))
 
 
@@ -158,10 +159,12 @@ def fragmentation_dte(r: Results) -> Outcome:
         default=None,
     )
     high = Check("DTE's highest over 5%", None if highest is None else highest > 0.05)
-    return Outcome(f"{majority.what}; DTE at most {percent(highest, 1)}", (majority, high))
+    return Outcome(
+        f"{majority.what}; DTE at most {percent(highest, 1)}", (majority, high, *absent(r, RIVALS))
+    )
 
 
-def _absent(r: Results, methods: tuple[str, ...]) -> list[Check]:
+def absent(r: Results, methods: tuple[str, ...]) -> list[Check]:
     """An undecided check for each network that was not simulated for each of these methods."""
     there = {(row.network, row.method) for row in r.overhead}
     return [

@@ -121,7 +121,7 @@ def _line(axis: Any, rows: Sequence[Overhead], method: str, top: float) -> None:
     if there and any(not row.feasible and row.ratio < there[-1].ratio for row in rows):
         axis.plot(
             [there[-1].ratio],
-            [min(there[-1].overhead, top)],
+            [min(there[-1].overhead, 0.96 * top)],
             color=look.colour,
             marker="x",
             ms=11,

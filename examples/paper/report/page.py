@@ -112,6 +112,8 @@ def blocks(r: Results, judged: Sequence[Judged], drawn: Sequence[str]) -> list[B
             )
         ),
     ]
+    if r.about:
+        found.append(Text(f"Simulated with: {r.about}."))
     if r.missing:
         found.append(Text("Missing here, and left out below: " + ", ".join(r.missing) + "."))
     absent = [title(n) for n in TITLES if n not in {row.network for row in r.overhead}]

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 OOM = "#BBBBBB"
-_RC = {
+_RC: Any = {
     "font.size": 11,
     "figure.labelsize": 11,
     "axes.titlesize": 12,
@@ -70,7 +70,7 @@ def panels(count: int, columns: int = 4, height: float = 2.9) -> tuple[Figure, l
     """A figure with that many axes; what is left of the grid stays empty."""
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(max(6.5, 3.4 * columns), height * rows + 0.9), layout="constrained")
+    figure = Figure(figsize=(max(9.0, 3.4 * columns), height * rows + 0.9), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[count:]:
         axis.set_visible(False)
