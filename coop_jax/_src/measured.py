@@ -17,7 +17,7 @@ import contextlib
 import json
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coop_jax._src.program_errors import ProgramFileError
@@ -172,7 +172,6 @@ def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
       2
     """
     costs = MeasuredCosts()
-    before: Sequence[Any] = [runtime._counters.recorder for runtime in runtimes]
 
     def record(executable: Any, seconds: float) -> None:
         costs.workspace_bytes = max(costs.workspace_bytes, executable.workspace_bytes)
@@ -180,9 +179,33 @@ def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
 
     for runtime in runtimes:
         costs.device = getattr(runtime.device, "device_kind", runtime.device.platform)
+    with _recorder(runtimes, record):
+        yield costs
+
+
+@contextlib.contextmanager
+def record_runs(runtime: Runtime) -> Iterator[list[float]]:
+    """Records the seconds of every operation that a runtime runs meanwhile, in order.
+
+    Recomputed ones are among them: the k-th number belongs to the k-th run of the plan's actions.
+    As in `record_costs`, the first run of each operation is not counted: let some steps run before.
+
+    Yields:
+      The seconds, a list that grows.
+    """
+    runs: list[float] = []
+    with _recorder([runtime], lambda _, seconds: runs.append(seconds)):
+        yield runs
+
+
+@contextlib.contextmanager
+def _recorder(runtimes: Sequence[Runtime], record: Callable[[Any, float], None]) -> Iterator[None]:
+    """Has operations of the runtimes told to a function, and afterwards to whom they were."""
+    before = [runtime._counters.recorder for runtime in runtimes]
+    for runtime in runtimes:
         runtime._counters.recorder = record
     try:
-        yield costs
+        yield
     finally:
         for runtime, recorder in zip(runtimes, before, strict=True):
             runtime._counters.recorder = recorder

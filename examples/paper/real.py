@@ -2,8 +2,8 @@
 
 Model: a network trains some steps without a budget, in which the seconds of its operations are
 recorded. From these `coop_jax.simulate` predicts the overhead at each budget. Then the same train
-step runs at each of them, every step right after one without a budget, and the overhead is what the
-runtime's statistics say of it: recompute seconds / compute seconds, the median over the steps.
+step runs at each of them, every step right after one without a budget, and the seconds of what it
+recomputes are divided by those of the rest. They are what the runtime's statistics are summed from.
 Beside it the wall clock: how much longer a step takes than the one before it.
 
 Under Coop each step goes on from the state that the last one left in the pool. DTR and DTE copy on
@@ -14,6 +14,11 @@ step; theirs all begin with the first state, in an empty pool.
 BiLSTM and SPOS run here with one length and one path, as `run` sees them: in the eager front end
 what a step does is not known before, so there is nothing to simulate. Budgets are shares of the
 peak without one; those that do not suffice are left out.
+
+Something else that runs on the machine stops an operation for milliseconds, which is as long as a
+hundred of them take, and a step always has some that were stopped. So times of operations are
+medians: recorded costs over all that compute the same, measured ones over the steps for each
+operation of a step by itself, first and recomputed ones apart.
 
 What the numbers do not mean: operations of the small sizes take microseconds, so the wall clock has
 much of Python in it, more for each operation run again; at the sizes of the literature overheads
@@ -39,6 +44,7 @@ import numpy as np
 from tqdm import tqdm
 
 import coop_jax
+from coop_jax._src import measured
 from examples.paper.networks import NETWORKS, Network, TrainStep
 
 RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4)
@@ -55,7 +61,10 @@ class Row:
     Attributes:
       network, title, policy, ratio, budget_bytes: what ran.
       simulated_overhead: predicted, with the costs recorded in a run without a budget.
-      measured_overhead: recompute seconds / compute seconds of the real steps, their median.
+      measured_overhead: recompute seconds / compute seconds of real steps, of each operation the
+        median over the steps.
+      statistics_overhead: the same of whole steps, by the runtime's statistics; their median. On a
+        machine that does nothing else about as large.
       wall_overhead: how much longer a step took than one without a budget, a share; the median.
       evictions, rematerialisations: of a step, as simulated.
       same_decisions: whether every real step evicted and recomputed as often.
@@ -68,6 +77,7 @@ class Row:
     budget_bytes: int
     simulated_overhead: float
     measured_overhead: float
+    statistics_overhead: float
     wall_overhead: float
     evictions: int
     rematerialisations: int
@@ -116,7 +126,8 @@ class Contender:
         self.training = training
         self.unbudgeted = unbudgeted
         self.simulation = simulation
-        self.overheads: list[float] = []
+        self.runs: list[list[float]] = []  # of each step, the seconds of what it ran, in order
+        self.statistics: list[float] = []
         self.wall_overheads: list[float] = []
         self.same_decisions = True
 
@@ -125,18 +136,34 @@ class Contender:
         unbudgeted_seconds = self.unbudgeted.advance()
         runtime = self.training.step.runtime
         before = runtime.stats()
-        seconds = self.training.advance()
+        with measured.record_runs(runtime) as runs:
+            seconds = self.training.advance()
         after = runtime.stats()
-        self.wall_overheads.append(seconds / unbudgeted_seconds - 1)
-        self.overheads.append(
+        self.runs.append(runs)
+        self.statistics.append(
             (after.recompute_seconds - before.recompute_seconds)
             / (after.compute_seconds - before.compute_seconds)
         )
+        self.wall_overheads.append(seconds / unbudgeted_seconds - 1)
         self.same_decisions &= (
             after.evictions - before.evictions == self.simulation.evictions
             and after.rematerialisations - before.rematerialisations
             == self.simulation.rematerialisations
         )
+
+    def overhead(self) -> float:
+        """Seconds recomputed / seconds computed, of each operation the median over the steps.
+
+        Where steps did something else than was simulated, operations have no counterparts: then it
+        is that of the statistics.
+        """
+        if not self.same_decisions:
+            return statistics.median(self.statistics)
+        again = [action[2] for action in self.simulation.actions if len(action) == 4]
+        seconds = [statistics.median(runs) for runs in zip(*self.runs, strict=True)]
+        pairs = list(zip(again, seconds, strict=True))
+        recomputed = sum(s for recompute, s in pairs if recompute)
+        return recomputed / sum(s for recompute, s in pairs if not recompute)
 
 
 def measure(
@@ -144,7 +171,7 @@ def measure(
     networks: Sequence[str],
     *,
     ratios: Sequence[float] = RATIOS,
-    rounds: int = 9,
+    rounds: int = 11,
     baselines: bool = True,
 ) -> list[Row]:
     """Measures networks and writes real.csv.
@@ -216,7 +243,8 @@ def _row(network: Network, policy: str, ratio: float, contender: Contender) -> R
         ratio,
         simulation.budget_bytes,
         simulation.overhead,
-        statistics.median(contender.overheads),
+        contender.overhead(),
+        statistics.median(contender.statistics),
         statistics.median(contender.wall_overheads),
         simulation.evictions,
         simulation.rematerialisations,
