@@ -72,6 +72,8 @@ class Engine::Impl {
   bool PushMissing(OperationId operation);
   // False for a recomputation that a frame above it has carried out in the meantime.
   [[nodiscard]] bool IsWaitedFor(OperationId operation) const;
+  // EngineOptions::max_recomputations are reached.
+  [[nodiscard]] bool MayRecomputeNoMore() const;
   bool RunTop();
   void ChooseOutputs();
   void DecideInPlace(size_t index);

@@ -166,8 +166,17 @@ bool Engine::Impl::RunFramesAbove(size_t floor) {
   return true;
 }
 
+bool Engine::Impl::MayRecomputeNoMore() const {
+  const int64_t most = memory.options().max_recomputations;
+  return most > 0 && memory.stats().recomputations >= most;
+}
+
 bool Engine::Impl::RunTop() {
   PinTop();
+  const OperationId top = frames_.back().operation;
+  if (memory.graph().operation(top).executed && MayRecomputeNoMore()) {
+    return Fail(FailureReason::kThrashing, OutputBytes(top));
+  }
   ChooseOutputs();
   if (!PlaceOutputs()) return false;
   const OperationId operation = frames_.back().operation;

@@ -94,6 +94,8 @@ class Planner {
   static constexpr uint8_t kReleasedNow = 2;
 
   EngineOptions Timed(EngineOptions options) {
+    // Else a single operation could recompute more than the plan may before it is noticed.
+    options.max_recomputations = options_.max_recomputations;
     if (!options.timer) return options;
     options.timer = [this, timer = options.timer] { return clock_reads_.emplace_back(timer()); };
     return options;

@@ -63,6 +63,8 @@ struct EngineOptions {
   double expensive_seconds_per_byte = 0.0;
   // Seconds since anything; times the searches. Null: they are not timed.
   std::function<double()> timer;
+  // A request that would bring Stats::recomputations above this fails; 0: any number.
+  int64_t max_recomputations = 0;
 };
 
 // One output of an operation that is being added.

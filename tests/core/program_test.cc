@@ -212,6 +212,7 @@ TEST_P(ProgramTest, MoreRecomputationThanIsAllowedIsNoPlan) {
     EXPECT_FALSE(plan.feasible);
     EXPECT_EQ(plan.failure.reason, FailureReason::kThrashing);
     EXPECT_GE(plan.failed_operation, 0);
+    EXPECT_LE(plan.stats.recomputations, options.max_recomputations);
     ++refused;
   }
   EXPECT_GT(refused, 0);

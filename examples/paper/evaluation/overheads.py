@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import coop_jax
-from examples.paper.evaluation.methods import GIVE_UP, GIVE_UP_EXACT, METHODS
+from examples.paper.evaluation.methods import GIVE_UP, METHODS
 from examples.paper.evaluation.tables import Overhead
 from examples.paper.networks import Network
 
@@ -24,14 +24,13 @@ def simulations(
     program: coop_jax.TracedProgram, method: str, budgets: Sequence[int], profile: str
 ) -> list[coop_jax.Simulation]:
     """A method at some budgets, on all cores."""
-    policy = METHODS[method]
     return coop_jax.sweep(
         program,
         budget=budgets,
-        policy=policy,
+        policy=METHODS[method],
         device_profile=profile,
         alternatives=False,
-        give_up=GIVE_UP_EXACT if policy.neighborhood == "exact" else GIVE_UP,
+        give_up=GIVE_UP,
         progress=False,
     )
 
