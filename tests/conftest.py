@@ -77,18 +77,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Not when a test is set up: that hook is not called for those of the examples.
     for item in items:
         for name in (item.path.name, getattr(item, "originalname", "")):
             if name in UNLESS_FORCED:
                 item.add_marker(pytest.mark.unless_forced(UNLESS_FORCED[name]))
             if name in NO_RECOMPUTATION:
                 item.add_marker(pytest.mark.no_recomputation(NO_RECOMPUTATION[name]))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    marker = item.get_closest_marker("unless_forced")
-    if marker is not None and item.config.stash[_forced]:
-        pytest.skip(f"eviction is forced: {marker.args[0]}")
+        marker = item.get_closest_marker("unless_forced")
+        if marker is not None and item.config.stash[_forced]:
+            item.add_marker(pytest.mark.skip(f"eviction is forced: {marker.args[0]}"))
 
 
 @pytest.hookimpl(wrapper=True)

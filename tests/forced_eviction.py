@@ -17,6 +17,14 @@ UNLESS_FORCED = {
     "test_training_by_copies_gives_the_same_bits": _LONG,
     "test_a_scan_over_24_layers_costs_what_they_cost_unrolled": _COUNTS,
     "test_recurrent_over_time": _LONG,
+    "test_the_small_size_trains_in_part_of_its_memory_with_the_same_bits": _LONG,
+    "test_checkpoints_change_memory_and_no_results": _LONG,
+    "test_a_real_step_takes_the_actions_that_were_simulated": _LONG,
+    "test_later_steps_of_a_training_do_what_was_simulated": _LONG,
+    "test_half_of_the_memory_gives_the_same_bits": _LONG,
+    "test_a_fraction_of_a_program_becomes_bytes": _COUNTS,
+    "test_residuals_are_kept_where_they_fit": _COUNTS,
+    "test_a_fraction_is_of_what_the_derivative_needs": _COUNTS,
     "test_programs_that_close_over_eager_values_do_not_keep_them": _COUNTS,
 }
 

@@ -25,9 +25,11 @@ def test_policies_compare_by_value() -> None:
     assert (dtr.heuristic, dtr.neighborhood) == ("dtr", "exact")
     switches = (dtr.sliding_window, dtr.cheap_partitioning, dtr.in_place, dtr.evict_always)
     assert not any(switches)
+    assert dtr.keep_demanded
+    assert dtr != _core.Policy("dtr", "exact", keep_demanded=False)
     assert repr(dtr) == (
         "Policy(heuristic='dtr', neighborhood='exact', sliding_window=False, "
-        "cheap_partitioning=False, in_place=False, evict_always=False)"
+        "cheap_partitioning=False, in_place=False, evict_always=False, keep_demanded=True)"
     )
     with pytest.raises(ValueError, match="heuristic must be"):
         _core.Policy("lru")
