@@ -275,8 +275,8 @@ def simulate(
       costs: measured seconds to price the operations with, from `record_costs`. Decisions stay.
       workspace: bytes of XLA's temporary memory; `step.runtime.stats().workspace_bytes` of a real
         run. None for what `costs` have seen, or none.
-      alternatives: whether the exact projected cost is tried too where the policy's own finds no
-        plan or a costly one, as the runtime does. False shows a policy as it is.
+      alternatives: whether variants of the policy are tried too where its own plan does not fit or
+        is costly, as the runtime does. False shows a policy as it is.
       **kwargs: the function's keyword arguments.
 
     Returns:
