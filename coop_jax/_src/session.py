@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import interpreter, primitives
+from coop_jax._src import interpreter, policies, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executor import launch
@@ -59,7 +59,9 @@ class Session:
         self._core = _core.SessionCore(
             runtime.capacity_bytes(),
             settings.alignment_bytes,
-            settings.policy,
+            # Keeping what evicted values are made from pays, but where memory is tightest it can
+            # be too much. A plan is then made again without it; here there is one try.
+            policies.without_keeping(settings.policy),
             settings.profile.expensive_seconds_per_byte,
             self._memory.pool,
             load,
