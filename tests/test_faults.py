@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,6 +23,15 @@ from faults import (
     make,
     raise_at,
 )
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_arrive() -> Iterator[None]:
+    """A shell that runs the tests in the background has them ignore Ctrl-C from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 # --- An operation raises ---
 

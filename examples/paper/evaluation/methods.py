@@ -3,6 +3,9 @@
 Every method is the same engine with another policy, planned as the paper has it: without the exact
 projected cost that `coop_jax.run` tries beside a policy's own (`alternatives=False`). Without the
 sliding window Coop uses DTE's heuristic, as in the paper's appendix B. DTR and DTE copy on write.
+
+One thing here is not the paper's, and all three have it: a value that something evicted is made
+from stays at its last use. "-drops": without it, as published (DTR's authors evict there).
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ METHODS: Mapping[str, Policy] = {
     "dte": Policy("dte"),
     "dtr": Policy("dtr"),
     "dtr-exact": Policy("dtr", "exact"),
+    "coop-exact": Policy("coop", "exact"),
+    "coop-drops": Policy("coop", keep_demanded=False),
+    "dte-drops": Policy("dte", keep_demanded=False),
+    "dtr-drops": Policy("dtr", keep_demanded=False),
     "coop-no-window": Policy("dte", sliding_window=False, cheap_partitioning=True, in_place=True),
     "coop-no-in-place": Policy("coop", in_place=False),
     "coop-no-partition": Policy("coop", cheap_partitioning=False),

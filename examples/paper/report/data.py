@@ -33,6 +33,7 @@ TITLES = dict(
 )
 MAIN = ("coop", "dte", "dtr")
 ABLATIONS = ("coop-no-window", "coop-no-in-place", "coop-no-partition")
+DROPS = ("coop-drops", "dte-drops", "dtr-drops")
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 

@@ -38,6 +38,12 @@ CAPTIONS = {
         "Cutoff and minimum budgets",
         "The least budget that works (filled) and the least at which nothing is evicted (hollow).",
     ),
+    "last-use": (
+        "What is dropped at its last use",
+        "Everywhere else here a value that something evicted is made from stays at its last use,"
+        " under every method. Dotted: it is dropped, as published. Beside them Coop with exact"
+        " neighbours instead of union-find.",
+    ),
     "ablation-overhead": ("Ablation: overhead", "Coop without each of its three modules."),
     "ablation-fragmentation": ("Ablation: fragmentation", "The same, mean fragmentation."),
     "batch": ("Largest batch", "The largest batch that fits the device, simulated."),
