@@ -107,15 +107,19 @@ class NoSpaceError(RuntimeError):
 class Policy:
     """Which storages are evicted, and where new ones are placed.
 
-    Switches that are None are as the heuristic's method has them: on for "coop", off for the
-    others. `keep_demanded`: a value stays in memory at its last use while something evicted that is
-    made from it is still to be read.
+    `heuristic`: "coop", "dtr", "dte" or "lookahead" (where the program is known, it knows when each
+    value is read next). `neighborhood`, of what is evicted around a value, that counts as its
+    cost: "union_find", "exact", "ancestors" or "awaited" (ancestors, and those descendants that are
+    still to be read). What is None is as the heuristic's method has it: "ancestors" for "lookahead"
+    and "union_find" for the others; switches on for "coop" and "lookahead", off for the others.
+    `keep_demanded`: a value stays in memory at its last use while something evicted that is made
+    from it is still to be read.
     """
 
     def __init__(
         self,
         heuristic: str = "coop",
-        neighborhood: str = "union_find",
+        neighborhood: str | None = None,
         *,
         sliding_window: bool | None = None,
         cheap_partitioning: bool | None = None,
@@ -454,10 +458,12 @@ def make_plan(
     input_offsets: Sequence[int],
     timed: bool = False,
     max_recomputations: int = 0,
+    max_tried_recomputations: int = 0,
 ) -> Plan:
     """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
 
-    A plan that recomputes more than ``max_recomputations`` operations (0: any number) is none.
+    None that recomputes more than ``max_recomputations`` operations (0: any number), or for which
+    more than ``max_tried_recomputations`` were tried, undone ones included.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.

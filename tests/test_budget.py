@@ -169,7 +169,7 @@ def test_a_workspace_that_makes_no_sense_is_refused(workspace: Any) -> None:
 @pytest.mark.parametrize("policy", ["coop ", "COOP", "", "lru"])
 def test_an_unknown_policy_is_refused_with_the_names_there_are(policy: str) -> None:
     for make in (coop_jax.run, coop_jax.remat_eager):
-        with pytest.raises(ValueError, match=r"'coop', 'dtr', 'dte'"):
+        with pytest.raises(ValueError, match=r"'coop', 'dtr', 'dte', 'lookahead'"):
             make(lambda x: x, policy=policy)
     with pytest.raises(TypeError, match="Policy"):
         coop_jax.run(lambda x: x, policy=3)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ POLICIES: dict[str, str | coop_jax.Policy] = {
     "coop, no in-place": coop_jax.Policy("coop", in_place=False),
     "coop, exact neighbourhood": coop_jax.Policy("coop", neighborhood="exact"),
 }
+FRACTIONS = (1.0, 0.75, 0.5, 0.4)
 PROGRAMS = {
     "cnn": models.cnn,
     "mlp": models.mlp,
@@ -32,7 +33,9 @@ PROGRAMS = {
 }
 NAMED, SWITCHED = list(POLICIES)[:3], list(POLICIES)[3:]
 # Every named policy at every fraction; every switch at half.
-CASES = [(p, f) for p in NAMED for f in (1.0, 0.75, 0.5, 0.4)] + [(p, 0.5) for p in SWITCHED]
+CASES = [(p, f) for p in NAMED for f in FRACTIONS] + [(p, 0.5) for p in SWITCHED]
+POLICIES["lookahead"] = "lookahead"  # it is for `run`, where the program is known
+AHEAD = [("lookahead", f) for f in FRACTIONS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +88,7 @@ def check(front_end: str, name: str, policy: str, fraction: float) -> None:
         assert outcome.stats.rematerialisations > 0
 
 
-@pytest.mark.parametrize(("policy", "fraction"), CASES)
+@pytest.mark.parametrize(("policy", "fraction"), [*CASES, *AHEAD])
 @pytest.mark.parametrize("name", ["cnn", "mlp", "gpt"])
 def test_run_trains_to_the_same_bits(name: str, policy: str, fraction: float) -> None:
     check("run", name, policy, fraction)

@@ -22,6 +22,7 @@ POLICIES = [
     "coop",
     "dtr",
     "dte",
+    "lookahead",
     coop_jax.Policy("dtr", "exact"),
     coop_jax.Policy("coop", sliding_window=False),
     coop_jax.Policy("coop", cheap_partitioning=False),

@@ -215,6 +215,17 @@ void Engine::Release(StorageId storage) {
   AfterMutation(*this);
 }
 
+void Engine::SetNow(double program_seconds) {
+  Require(program_seconds >= 0, "a program's time is not negative");
+  impl_->memory.SetNow(program_seconds);
+}
+
+void Engine::SetNextRead(StorageId storage, double at_seconds) {
+  Known(impl_->memory, storage);
+  Require(at_seconds >= 0, "a program's time is not negative");
+  impl_->memory.SetNextRead(storage, at_seconds);
+}
+
 const std::vector<StorageId>& Engine::freed() const { return impl_->memory.freed; }
 const std::vector<OperationId>& Engine::retired() const { return impl_->memory.retired; }
 
@@ -250,7 +261,7 @@ double Engine::ProjectedCost(StorageId storage) const {
 
 double Engine::ProjectedCost(StorageId storage, NeighborhoodMode mode) const {
   const Neighborhood& neighborhood = impl_->memory.neighborhood();
-  Require(mode == NeighborhoodMode::kExact || mode == neighborhood.mode(),
+  Require(mode != NeighborhoodMode::kUnionFind || mode == neighborhood.mode(),
           "union-find costs are known only under a policy that keeps them");
   return Known(impl_->memory, storage).cost_seconds + neighborhood.CostAround(storage, mode);
 }

@@ -127,6 +127,13 @@ class Engine {
   [[nodiscard]] const std::vector<OperationId>& retired() const;
   void ClearFreed();
 
+  // --- The future, where the front end knows it (for Heuristic::kLookahead; see upcoming.h) ---
+
+  // How far the program is, in seconds of its own operations. Not negative.
+  void SetNow(double program_seconds);
+  // When, on that clock, the front end will read the storage next. Not negative.
+  void SetNextRead(StorageId storage, double at_seconds);
+
   // --- Looking ---
 
   [[nodiscard]] StorageState StateOf(StorageId storage) const;

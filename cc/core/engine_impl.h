@@ -72,7 +72,7 @@ class Engine::Impl {
   bool PushMissing(OperationId operation);
   // False for a recomputation that a frame above it has carried out in the meantime.
   [[nodiscard]] bool IsWaitedFor(OperationId operation) const;
-  // EngineOptions::max_recomputations are reached.
+  // As many as EngineOptions allows were made, or tried.
   [[nodiscard]] bool MayRecomputeNoMore() const;
   bool RunTop();
   void ChooseOutputs();
@@ -101,6 +101,7 @@ class Engine::Impl {
   std::vector<OperationId> missing_;  // of PushMissing
   size_t permanents_made_ = 0;        // how often settling changed something
   int64_t recomputations_left_ = 0;
+  int64_t tried_recomputations_ = 0;   // those that were undone, too
   bool keep_requested_inputs_ = true;  // of this attempt, see Prepare
 };
 

@@ -167,15 +167,19 @@ bool Engine::Impl::RunFramesAbove(size_t floor) {
 }
 
 bool Engine::Impl::MayRecomputeNoMore() const {
-  const int64_t most = memory.options().max_recomputations;
-  return most > 0 && memory.stats().recomputations >= most;
+  const EngineOptions& options = memory.options();
+  return (options.max_recomputations > 0 &&
+          memory.stats().recomputations >= options.max_recomputations) ||
+         (options.max_tried_recomputations > 0 &&
+          tried_recomputations_ >= options.max_tried_recomputations);
 }
 
 bool Engine::Impl::RunTop() {
   PinTop();
   const OperationId top = frames_.back().operation;
-  if (memory.graph().operation(top).executed && MayRecomputeNoMore()) {
-    return Fail(FailureReason::kThrashing, OutputBytes(top));
+  if (memory.graph().operation(top).executed) {
+    if (MayRecomputeNoMore()) return Fail(FailureReason::kThrashing, OutputBytes(top));
+    ++tried_recomputations_;
   }
   ChooseOutputs();
   if (!PlaceOutputs()) return false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <utility>
 
 #include "cc/core/check.h"
@@ -158,14 +159,15 @@ Fixed Neighborhood::ComponentsCost(StorageId storage) const {
   return cost;
 }
 
-Fixed Neighborhood::ExactCost(StorageId storage) const {
+Fixed Neighborhood::WalkedCost(StorageId storage, NeighborhoodMode mode) const {
   BeginVisits(graph_.operation_capacity());
   Fixed cost = 0;
+  int left = mode == NeighborhoodMode::kExact ? INT_MAX : kMostWalked;
   const auto is_evicted = [&](StorageId s) {
     return s != kNone && graph_.storage(s).state == StorageState::kEvicted;
   };
   stack_.assign(1, storage);
-  while (!stack_.empty()) {  // ancestors
+  while (!stack_.empty() && left > 0) {  // ancestors
     const OperationId producer = graph_.storage(stack_.back()).producer;
     stack_.pop_back();
     if (producer == kNone) continue;
@@ -174,16 +176,21 @@ Fixed Neighborhood::ExactCost(StorageId storage) const {
       const StorageId input = graph_.edge(e).storage;
       if (!is_evicted(input) || !FirstVisit(graph_.storage(input).producer)) continue;
       cost += ToFixed(graph_.storage(input).cost_seconds);
+      --left;
       stack_.push_back(input);
     }
   }
+  if (mode == NeighborhoodMode::kAncestors) return cost;
   stack_.assign(1, storage);
-  while (!stack_.empty()) {  // descendants
+  while (!stack_.empty() && left > 0) {  // descendants
     const StorageId from = stack_.back();
     stack_.pop_back();
     for (EdgeId e = graph_.storage(from).first_consumer; e != kNone;
          e = graph_.edge(e).next_in_storage) {
       const OperationId consumer = graph_.edge(e).operation;
+      if (mode == NeighborhoodMode::kAwaited && graph_.operation(consumer).missing_outputs == 0) {
+        continue;
+      }
       if (!FirstVisit(consumer)) continue;
       bool any = false;
       for (OutputId o = graph_.operation(consumer).first_output; o != kNone;
@@ -192,7 +199,9 @@ Fixed Neighborhood::ExactCost(StorageId storage) const {
         any = true;
         stack_.push_back(graph_.output(o).storage);
       }
-      if (any) cost += ToFixed(graph_.operation(consumer).cost_seconds);
+      if (!any) continue;
+      cost += ToFixed(graph_.operation(consumer).cost_seconds);
+      --left;
     }
   }
   return cost;

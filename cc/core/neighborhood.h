@@ -5,7 +5,10 @@
 // it back may bring them back.
 //   exact       the distinct operations of evicted ancestors, and of evicted descendants, reachable
 //               through evicted storages only.
-//   union-find  components of evicted neighbours, ignoring direction. A storage that comes back
+//   ancestors   of those the ancestors alone: what bringing the storage back would run.
+//   awaited     the ancestors, and the descendants whose operations have missing outputs
+//   (demand.h). union-find  components of evicted neighbours, ignoring direction. A storage that
+//   comes back
 //               takes its cost out of its component but does not split it; when it is evicted again
 //               it starts as a fresh node. Never less than the exact cost.
 // Invariants: evicted_neighbors(s) counts evicted neighbours, once per edge; the cost of a
@@ -15,9 +18,10 @@
 // when nothing is evicted, and rebuilt when they outnumber the evicted storages by far, so their
 // number is bounded by what is live.
 // Thread rule: one thread at a time. Complexity: O(edges of the storage * log nodes); exact: O(size
-// of the neighbourhood).
-// Source: paper section 3.3 (projected cost); e* and its union-find form: Dynamic Tensor
-// Rematerialization, which the paper builds on.
+// of the neighbourhood); the last two look at kMostWalked operations at most, so that planning
+// stays linear in the program: a cost that is not complete by then is a large one anyway. Source:
+// paper section 3.3 (projected cost); e* and its union-find form: Dynamic Tensor Rematerialization,
+// which the paper builds on.
 #ifndef COOP_CORE_NEIGHBORHOOD_H_
 #define COOP_CORE_NEIGHBORHOOD_H_
 
@@ -47,8 +51,8 @@ class Neighborhood {
   // Seconds to run the operations around the storage that are evicted; not its own.
   [[nodiscard]] double CostAround(StorageId storage) const { return CostAround(storage, mode_); }
   [[nodiscard]] double CostAround(StorageId storage, NeighborhoodMode mode) const {
-    return ToDouble(mode == NeighborhoodMode::kExact ? ExactCost(storage)
-                                                     : ComponentsCost(storage));
+    return ToDouble(mode == NeighborhoodMode::kUnionFind ? ComponentsCost(storage)
+                                                         : WalkedCost(storage, mode));
   }
   [[nodiscard]] NeighborhoodMode mode() const { return mode_; }
   [[nodiscard]] int32_t evicted_count() const { return evicted_count_; }
@@ -68,6 +72,8 @@ class Neighborhood {
   [[nodiscard]] uint64_t Fingerprint(uint64_t hash) const;
 
  private:
+  static constexpr int kMostWalked = 128;
+
   struct Component {
     Fixed cost = 0;  // of a root
     ComponentId parent = kNone;
@@ -85,7 +91,7 @@ class Neighborhood {
   void AddNode(StorageId storage);
   void Rebuild();
   [[nodiscard]] Fixed ComponentsCost(StorageId storage) const;
-  [[nodiscard]] Fixed ExactCost(StorageId storage) const;
+  [[nodiscard]] Fixed WalkedCost(StorageId storage, NeighborhoodMode mode) const;
 
   Graph& graph_;
   NeighborhoodMode mode_;

@@ -89,6 +89,13 @@ class Planner {
   }
 
  private:
+  // Reads of the program, so that the engine can be told when each storage is read next.
+  struct Reads {
+    std::vector<double> begins_at;     // by operation, and the end: seconds of those before it
+    std::vector<double> input_again;   // parallel to op_inputs: when the storage is read after that
+    std::vector<double> output_first;  // parallel to op_outputs
+  };
+
   // Bits of role_.
   static constexpr uint8_t kOutput = 1;
   static constexpr uint8_t kReleasedNow = 2;
@@ -96,6 +103,7 @@ class Planner {
   EngineOptions Timed(EngineOptions options) {
     // Else a single operation could recompute more than the plan may before it is noticed.
     options.max_recomputations = options_.max_recomputations;
+    options.max_tried_recomputations = options_.max_tried_recomputations;
     if (!options.timer) return options;
     options.timer = [this, timer = options.timer] { return clock_reads_.emplace_back(timer()); };
     return options;
@@ -108,6 +116,49 @@ class Planner {
     engine_ids_.assign(program_.storage_bytes.size(), kNone);
     role_.assign(program_.storage_bytes.size(), 0);
     for (const int32_t storage : program_.outputs) Role(storage) |= kOutput;
+    if (options_.engine.policy.heuristic == Heuristic::kLookahead) FindReads();
+  }
+
+  // One pass from the end. What is not read again is read at the end: outputs are, and nothing else
+  // of that kind is held for long.
+  void FindReads() {
+    const int32_t operations = program_.operation_count();
+    reads_.begins_at.assign(1, 0.0);
+    for (const double seconds : program_.op_cost_seconds) {
+      reads_.begins_at.push_back(reads_.begins_at.back() + seconds);
+    }
+    reads_.input_again.resize(program_.op_inputs.size());
+    reads_.output_first.resize(program_.op_outputs.size());
+    std::vector<double> next(program_.storage_bytes.size(), reads_.begins_at.back());
+    const auto at = [](auto& values, int64_t i) -> auto& { return values[static_cast<size_t>(i)]; };
+    for (int32_t i = operations - 1; i >= 0; --i) {
+      for (int32_t k = at(program_.op_output_begin, i); k < at(program_.op_output_begin, i + 1);
+           ++k) {
+        at(reads_.output_first, k) = at(next, at(program_.op_outputs, k));
+      }
+      const int32_t first = at(program_.op_input_begin, i);
+      const int32_t end = at(program_.op_input_begin, i + 1);
+      for (int32_t k = first; k < end; ++k) {
+        at(reads_.input_again, k) = at(next, at(program_.op_inputs, k));
+      }
+      for (int32_t k = first; k < end; ++k) {
+        at(next, at(program_.op_inputs, k)) = at(reads_.begins_at, i);
+      }
+    }
+  }
+
+  void TellReads(int32_t i) {
+    if (reads_.begins_at.empty()) return;
+    const auto row = static_cast<size_t>(i);
+    engine_.SetNow(reads_.begins_at[row]);
+    const auto tell = [&](const std::vector<int32_t>& storages, const std::vector<int32_t>& begin,
+                          const std::vector<double>& at) {
+      for (auto k = static_cast<size_t>(begin[row]); k < static_cast<size_t>(begin[row + 1]); ++k) {
+        engine_.SetNextRead(EngineId(storages[k]), at[k]);
+      }
+    };
+    tell(program_.op_inputs, program_.op_input_begin, reads_.input_again);
+    tell(program_.op_outputs, program_.op_output_begin, reads_.output_first);
   }
 
   bool Fail(int32_t operation) {
@@ -178,6 +229,7 @@ class Planner {
   bool RunOperations() {
     for (int32_t i = 0; i < program_.operation_count(); ++i) {
       const OperationId id = AddOperation(i);
+      TellReads(i);
       if (!engine_.Run(id)) return Fail(i);
       if (Thrashes()) return FailThrashing(i);
       AppendActions();
@@ -280,6 +332,7 @@ class Planner {
   std::vector<double> clock_reads_;
   Engine engine_;
   Plan plan_;
+  Reads reads_;                              // empty where the policy does not look ahead
   std::vector<StorageId> engine_ids_;        // by program storage
   std::vector<uint8_t> role_;                // by program storage
   std::vector<int32_t> program_storages_;    // by engine id

@@ -72,6 +72,7 @@ struct PlanOptions {
   bool pin_outputs_early = false;  // outputs are never evicted once computed
   // More recomputed operations than this are as good as no plan; 0: any number.
   int64_t max_recomputations = 0;
+  int64_t max_tried_recomputations = 0;  // those that were undone, too; 0: any number
 };
 
 struct Plan {

@@ -8,7 +8,9 @@ namespace coop {
 Residency::Residency(const EngineOptions& options)
     : options_(options),
       scores_by_size_(!options.policy.sliding_window ||
-                      options.policy.heuristic != Heuristic::kCoop),
+                      options.policy.heuristic == Heuristic::kDtr ||
+                      options.policy.heuristic == Heuristic::kDte),
+      looks_ahead_(options.policy.heuristic == Heuristic::kLookahead),
       blocks_(options.capacity_bytes, options.alignment_bytes),
       neighborhood_(graph_, options.policy.neighborhood),
       demand_(graph_) {}
@@ -38,6 +40,30 @@ double Residency::Fragmentation() const {
   const int64_t pool_bytes = blocks_.capacity_bytes() - stats().reserved_bytes;
   const int64_t free_bytes = blocks_.capacity_bytes() - blocks_.held_bytes();
   return pool_bytes > 0 ? static_cast<double>(free_bytes) / static_cast<double>(pool_bytes) : 0;
+}
+
+double Residency::SecondsUntilRead(StorageId id) const {
+  const Storage& storage = graph_.storage(id);
+  double seconds = Upcoming::kUnknown;
+  if (storage.refs > 0) {
+    seconds = upcoming_.SecondsUntilRead(id);
+  } else {  // kept for what will be made from it
+    for (EdgeId e = storage.first_consumer; e != kNone; e = graph_.edge(e).next_in_storage) {
+      for (OutputId o = graph_.operation(graph_.edge(e).operation).first_output; o != kNone;
+           o = graph_.output(o).next) {
+        const StorageId made = graph_.output(o).storage;
+        if (made == kNone || graph_.storage(made).state != StorageState::kEvicted ||
+            graph_.storage(made).refs == 0) {
+          continue;
+        }
+        const double then = upcoming_.SecondsUntilRead(made);
+        if (then >= 0 && (seconds < 0 || then < seconds)) seconds = then;
+      }
+    }
+  }
+  // What waits now runs first.
+  if (seconds >= 0) return seconds + pending_seconds_;
+  return scalars_.clock_seconds - storage.last_access;
 }
 
 // --- Memory ---
@@ -126,6 +152,7 @@ void Residency::CountSearch(double fragmentation) {
 
 StorageId Residency::AddStorage(const Storage& storage) {
   const StorageId id = graph_.AddStorage(storage);
+  upcoming_.Forget(id);
   holds_.resize(static_cast<size_t>(graph_.storage_capacity()));
   demand_.Grow();
   Storage& added = graph_.MutableStorage(id);
@@ -143,6 +170,9 @@ OperationId Residency::AddOperation(std::span<const StorageId> inputs,
   holds_.resize(static_cast<size_t>(graph_.storage_capacity()));
   demand_.Grow();
   neighborhood_.OnEdgesAdded(id);
+  for (OutputId o = graph_.operation(id).first_output; o != kNone; o = graph_.output(o).next) {
+    upcoming_.Forget(graph_.output(o).storage);
+  }
   return id;
 }
 

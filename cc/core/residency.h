@@ -30,6 +30,7 @@
 #include "cc/core/graph.h"
 #include "cc/core/neighborhood.h"
 #include "cc/core/types.h"
+#include "cc/core/upcoming.h"
 
 namespace coop {
 
@@ -71,10 +72,10 @@ class Residency {
     if (storage.refs == 0 && hold.protects == 0 && !demand_.IsKept(id)) return 0;
     const double cost_seconds = ProjectedCost(id);
     // Staleness guesses when it is read next; for what waiting operations read that is known.
-    const double staleness_seconds =
-        std::max(hold.protects > 0 ? pending_seconds_ - hold.read_at_seconds
-                                   : scalars_.clock_seconds - storage.last_access,
-                 kMinStalenessSeconds);
+    double staleness_seconds = hold.protects > 0 ? pending_seconds_ - hold.read_at_seconds
+                               : looks_ahead_    ? SecondsUntilRead(id)
+                                                 : scalars_.clock_seconds - storage.last_access;
+    staleness_seconds = std::max(staleness_seconds, kMinStalenessSeconds);
     if (!scores_by_size_) return cost_seconds / staleness_seconds;
     const Block& block = blocks_[storage.block];
     int64_t bytes = block.bytes;
@@ -84,6 +85,9 @@ class Residency {
     }
     return cost_seconds / (static_cast<double>(bytes) * staleness_seconds);
   }
+  // Until the program reads it, or something that is made from it and is not there. Staleness where
+  // nothing is known.
+  [[nodiscard]] double SecondsUntilRead(StorageId id) const;
   // Bytes of the largest run of neighbours that are free or evictable now.
   [[nodiscard]] int64_t LargestWindowBytes() const;
   [[nodiscard]] int64_t EvictableBytesNow() const;
@@ -134,6 +138,10 @@ class Residency {
   // --- Pins ---
   void Pin(StorageId id, int32_t change) { HoldOf(id).pins += change; }
   void Protect(StorageId id, int32_t change) { HoldOf(id).protects += change; }
+  // --- What is known of the future ---
+  void SetNow(double program_seconds) { upcoming_.SetNow(program_seconds); }
+  void SetNextRead(StorageId id, double at_seconds) { upcoming_.SetNextRead(id, at_seconds); }
+
   [[nodiscard]] int32_t pins(StorageId id) const { return holds_[static_cast<size_t>(id)].pins; }
   [[nodiscard]] int32_t protects(StorageId id) const {
     return holds_[static_cast<size_t>(id)].protects;
@@ -205,10 +213,12 @@ class Residency {
 
   EngineOptions options_;
   bool scores_by_size_;
+  bool looks_ahead_;
   BlockList blocks_;
   Graph graph_;
   Neighborhood neighborhood_;
   Demand demand_;
+  Upcoming upcoming_;
   Scalars scalars_;
   std::vector<Hold> holds_;  // parallel to the storages
   double pending_seconds_ = 0;

@@ -112,6 +112,7 @@ void Residency::Validate() const {
 uint64_t Residency::Fingerprint() const {
   uint64_t hash =
       demand_.Fingerprint(neighborhood_.Fingerprint(graph_.Fingerprint(blocks_.Fingerprint(0))));
+  hash = upcoming_.Fingerprint(hash);
   const Stats& s = scalars_.stats;
   return HashValues(hash, s.operations, s.recomputations, s.evictions, Bits(s.compute_seconds),
                     Bits(s.recompute_seconds), s.searches, Bits(s.fragmentation_sum),

@@ -22,15 +22,18 @@ inline constexpr int32_t kNone = -1;
 
 // How the cost of evicting one storage is scored (c: projected cost, s: staleness, b: bytes).
 enum class Heuristic : uint8_t {
-  kCoop,  // c / s; the window accounts for sizes (paper section 3.3)
-  kDtr,   // c / (b * s)
-  kDte,   // c / ((b + free bytes beside it) * s)
+  kCoop,       // c / s; the window accounts for sizes (paper section 3.3)
+  kDtr,        // c / (b * s)
+  kDte,        // c / ((b + free bytes beside it) * s)
+  kLookahead,  // as Coop, but s is the time until it is read next, where that is known
 };
 
 // How the evicted neighbourhood in the projected cost is found.
 enum class NeighborhoodMode : uint8_t {
   kUnionFind,  // components of evicted storages; never less than the exact one
   kExact,      // walks the evicted ancestors and descendants; the reference
+  kAncestors,  // the evicted ancestors alone: what bringing it back would run
+  kAwaited,    // them, and those descendants that something held still waits for
 };
 
 struct Policy {
@@ -47,6 +50,7 @@ struct Policy {
   friend bool operator==(const Policy&, const Policy&) = default;
 
   static Policy Coop() { return {}; }
+  static Policy Lookahead() { return {Heuristic::kLookahead, NeighborhoodMode::kAncestors}; }
   static Policy Dtr() {
     return {Heuristic::kDtr, NeighborhoodMode::kUnionFind, false, false, false, false};
   }
@@ -65,6 +69,9 @@ struct EngineOptions {
   std::function<double()> timer;
   // A request that would bring Stats::recomputations above this fails; 0: any number.
   int64_t max_recomputations = 0;
+  // The same for those that were tried, also where what they were for failed and they were undone:
+  // a bound on how long the engine may take. 0: any number.
+  int64_t max_tried_recomputations = 0;
 };
 
 // One output of an operation that is being added.

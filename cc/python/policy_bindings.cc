@@ -22,6 +22,8 @@ const char* HeuristicName(Heuristic heuristic) {
       return "dtr";
     case Heuristic::kDte:
       return "dte";
+    case Heuristic::kLookahead:
+      return "lookahead";
     case Heuristic::kCoop:
       break;
   }
@@ -29,30 +31,51 @@ const char* HeuristicName(Heuristic heuristic) {
 }
 
 const char* NeighborhoodName(NeighborhoodMode mode) {
-  return mode == NeighborhoodMode::kExact ? "exact" : "union_find";
+  switch (mode) {
+    case NeighborhoodMode::kExact:
+      return "exact";
+    case NeighborhoodMode::kAncestors:
+      return "ancestors";
+    case NeighborhoodMode::kAwaited:
+      return "awaited";
+    case NeighborhoodMode::kUnionFind:
+      break;
+  }
+  return "union_find";
 }
 
-Policy MakePolicy(const std::string& heuristic, const std::string& neighborhood,
+std::optional<Policy> NamedPolicy(const std::string& heuristic) {
+  for (const Policy& policy : {Policy::Coop(), Policy::Dtr(), Policy::Dte(), Policy::Lookahead()}) {
+    if (heuristic == HeuristicName(policy.heuristic)) return policy;
+  }
+  return std::nullopt;
+}
+
+std::optional<NeighborhoodMode> NamedNeighborhood(const std::string& name) {
+  for (const NeighborhoodMode mode : {NeighborhoodMode::kUnionFind, NeighborhoodMode::kExact,
+                                      NeighborhoodMode::kAncestors, NeighborhoodMode::kAwaited}) {
+    if (name == NeighborhoodName(mode)) return mode;
+  }
+  return std::nullopt;
+}
+
+Policy MakePolicy(const std::string& heuristic, const std::optional<std::string>& neighborhood,
                   std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
                   std::optional<bool> in_place, bool evict_always, bool keep_demanded) {
-  Policy policy;
-  if (heuristic == "coop") {
-    policy = Policy::Coop();
-  } else if (heuristic == "dtr") {
-    policy = Policy::Dtr();
-  } else if (heuristic == "dte") {
-    policy = Policy::Dte();
-  } else {
-    throw std::invalid_argument("heuristic must be 'coop', 'dtr' or 'dte', not '" + heuristic +
-                                "'");
+  const std::optional<Policy> named = NamedPolicy(heuristic);
+  if (!named) {
+    throw std::invalid_argument("heuristic must be 'coop', 'dtr', 'dte' or 'lookahead', not '" +
+                                heuristic + "'");
   }
-  if (neighborhood == "exact") {
-    policy.neighborhood = NeighborhoodMode::kExact;
-  } else if (neighborhood == "union_find") {
-    policy.neighborhood = NeighborhoodMode::kUnionFind;
-  } else {
-    throw std::invalid_argument("neighborhood must be 'union_find' or 'exact', not '" +
-                                neighborhood + "'");
+  Policy policy = *named;
+  if (neighborhood) {
+    const std::optional<NeighborhoodMode> mode = NamedNeighborhood(*neighborhood);
+    if (!mode) {
+      throw std::invalid_argument(
+          "neighborhood must be 'union_find', 'exact', 'ancestors' or 'awaited', not '" +
+          *neighborhood + "'");
+    }
+    policy.neighborhood = *mode;
   }
   policy.sliding_window = sliding_window.value_or(policy.sliding_window);
   policy.cheap_partitioning = cheap_partitioning.value_or(policy.cheap_partitioning);
@@ -74,14 +97,15 @@ void BindPolicy(nb::module_& module) {
   nb::class_<Policy>(module, "Policy", "Which storages are evicted, and where new ones are placed.")
       .def(
           "__init__",
-          [](Policy* self, const std::string& heuristic, const std::string& neighborhood,
-             std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
-             std::optional<bool> in_place, bool evict_always, bool keep_demanded) {
+          [](Policy* self, const std::string& heuristic,
+             const std::optional<std::string>& neighborhood, std::optional<bool> sliding_window,
+             std::optional<bool> cheap_partitioning, std::optional<bool> in_place,
+             bool evict_always, bool keep_demanded) {
             new (self)
                 Policy(MakePolicy(heuristic, neighborhood, sliding_window, cheap_partitioning,
                                   in_place, evict_always, keep_demanded));
           },
-          nb::arg("heuristic") = "coop", nb::arg("neighborhood") = "union_find", nb::kw_only(),
+          nb::arg("heuristic") = "coop", nb::arg("neighborhood") = nb::none(), nb::kw_only(),
           nb::arg("sliding_window") = nb::none(), nb::arg("cheap_partitioning") = nb::none(),
           nb::arg("in_place") = nb::none(), nb::arg("evict_always") = false,
           nb::arg("keep_demanded") = true)

@@ -92,6 +92,8 @@ def remat_eager(
     """
     checked = budgets.check_budget(budget)
     resolved = policies.resolve_policy(policy)
+    if policies.looks_ahead(resolved):
+        raise ValueError("policy='lookahead' needs to know the program: it is for coop_jax.run")
 
     def decorate(function: Callable[P, R]) -> EagerFunction[P, R]:
         return EagerFunction(function, checked, resolved, device, runtime)

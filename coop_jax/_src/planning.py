@@ -12,8 +12,9 @@ The budget is divided so that it can never be exceeded:
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from coop_jax import _core
 from coop_jax._src import costs, policies
@@ -25,6 +26,12 @@ OUTSIDE, FOREIGN, ADOPT = 0, 1, 2
 
 # Plans that recompute more than this share of the step are compared with others.
 _COSTLY = 0.3
+
+# In longer programs only what is fast is tried.
+_LARGE = 20_000
+
+# So many recomputations may be tried and undone for each that a plan may have.
+_TRIES = 2
 
 # How long to look for the smallest budget that would do, for an error message.
 _SEARCH_SECONDS = 10.0
@@ -178,48 +185,65 @@ def _plan_within(
 ) -> _core.Plan:
     """Plans a call with a given reservation.
 
-    Outputs are kept once computed (evicting them only to recompute them at the end costs more than
-    it gives); where that does not fit, they may be evicted like anything else. Where the fast
-    projected cost finds no plan or a costly one, the exact one is tried, and dropping at last use
-    what evicted values need, and the plan that recomputes least wins: planning takes much less time
-    than the steps that follow.
+    The plan that recomputes least wins: planning takes much less time than the steps that follow.
     """
     constants = len(program.constants)
-    most = 1024 + int(settings.give_up * len(program.operations))
-    most = 0 if settings.policy.evict_always else most
-    best: _core.Plan | None = None
-    exact = policies.with_exact_neighborhood(settings.policy)
-    for policy, pin_early in (
-        (settings.policy, True),
-        (settings.policy, False),
-        (exact, True),
-        (exact, False),
-        (policies.without_keeping(settings.policy), True),
-    ):
-        plan = _core.make_plan(
-            engine_program,
-            capacity_bytes=capacity_bytes,
-            alignment_bytes=settings.alignment_bytes,
-            policy=policy,
-            expensive_seconds_per_byte=settings.profile.expensive_seconds_per_byte,
-            input_where=[*residency.where, *[OUTSIDE] * constants],
-            input_offsets=[*residency.offsets, *[-1] * constants],
-            foreign=residency.others,
-            reserve_bytes=reserve_bytes,
-            pin_outputs_early=pin_early,
-            timed=True,
-            max_recomputations=most,
-        )
-        if best is None or _is_better(plan, best):
-            best = plan
-        if settings.policy.evict_always and best.feasible:
-            return best
-        if best.feasible and _recompute_share(best) <= _COSTLY:
-            return best
-        if not settings.alternatives and (best.feasible or not pin_early):
-            return best
-    assert best is not None
-    return best
+
+    def best_of(
+        candidates: Iterable[tuple[_core.Policy, bool]],
+        good_enough: float,
+        give_up: float = settings.give_up,
+    ) -> _core.Plan:
+        most = 1024 + int(give_up * len(program.operations))
+        best: _core.Plan | None = None
+        for policy, pin_early in candidates:
+            plan = _core.make_plan(
+                engine_program,
+                capacity_bytes=capacity_bytes,
+                alignment_bytes=settings.alignment_bytes,
+                policy=policy,
+                expensive_seconds_per_byte=settings.profile.expensive_seconds_per_byte,
+                input_where=[*residency.where, *[OUTSIDE] * constants],
+                input_offsets=[*residency.offsets, *[-1] * constants],
+                foreign=residency.others,
+                reserve_bytes=reserve_bytes,
+                pin_outputs_early=pin_early,
+                timed=True,
+                max_recomputations=0 if policy.evict_always else most,
+                max_tried_recomputations=0 if policy.evict_always else _TRIES * most,
+            )
+            if best is None or _is_better(plan, best):
+                best = plan
+            if best.feasible and (policy.evict_always or _recompute_share(best) <= good_enough):
+                break
+        assert best is not None
+        return best
+
+    policy = settings.policy
+    own = ((policy, True), (policy, False))
+    if not settings.alternatives:
+        return best_of(own, math.inf)
+    if policies.looks_ahead(policy) and not policy.evict_always:
+        # Forms that recompute more than the step again are given up: others do better.
+        # Without the window a search looks at every value again for each that it evicts.
+        large = len(program.operations) > _LARGE
+        forms = [
+            (form, True)
+            for form in (policy, *policies.lookaheads(policy))
+            if form.sliding_window or not large
+        ]
+        plan = best_of(forms, 0.0, min(settings.give_up, 1.0))
+        if plan.feasible:
+            return plan
+        policy = policies.where_nothing_is_known(policy)
+        own = ((policy, True), (policy, False))
+    # Evicting outputs only to recompute them at the end costs more than it gives, so they are kept;
+    # where that does not fit, they may be evicted like anything else. Where the fast projected cost
+    # finds no plan or a costly one, the exact one is tried, and dropping at last use what evicted
+    # values need.
+    exact = policies.with_exact_neighborhood(policy)
+    others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
+    return best_of((*own, *others), _COSTLY)
 
 
 def _is_better(plan: _core.Plan, best: _core.Plan) -> bool:

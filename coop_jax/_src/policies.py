@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from coop_jax import _core
 
 Policy = _core.Policy
 
-_NAMED = {"coop": Policy("coop"), "dtr": Policy("dtr"), "dte": Policy("dte")}
+_NAMED = {name: Policy(name) for name in ("coop", "dtr", "dte", "lookahead")}
 
 
 def resolve_policy(policy: str | Policy) -> Policy:
@@ -27,40 +29,76 @@ def resolve_policy(policy: str | Policy) -> Policy:
         raise ValueError(f"unknown policy {policy!r}; there are {names}") from None
 
 
+def looks_ahead(policy: Policy) -> bool:
+    """Whether the policy needs to know the program."""
+    return bool(policy.heuristic == "lookahead")
+
+
+def where_nothing_is_known(policy: Policy) -> Policy:
+    """The same policy, or Coop's instead of one that looks ahead."""
+    return (
+        _with(policy, heuristic="coop", neighborhood="union_find")
+        if looks_ahead(policy)
+        else policy
+    )
+
+
+def lookaheads(policy: Policy) -> tuple[Policy, ...]:
+    """A policy that looks ahead in other forms, then the policies that it must not lose to.
+
+    None of them is the best everywhere. What lies beside a value matters with the window, its size
+    without; what else waits for the value to `awaited`.
+    """
+    other = "awaited" if policy.neighborhood == "ancestors" else "ancestors"
+    forms = [
+        _with(policy, neighborhood=other),
+        _with(policy, sliding_window=not policy.sliding_window),
+    ]
+    rivals = [
+        _with(
+            policy,
+            heuristic=rival.heuristic,
+            neighborhood=rival.neighborhood,
+            sliding_window=rival.sliding_window,
+            cheap_partitioning=rival.cheap_partitioning,
+            in_place=rival.in_place and policy.in_place,
+        )
+        for rival in (_NAMED["coop"], _NAMED["dte"], _NAMED["dtr"])
+    ]
+    return (*forms, *rivals)
+
+
 def without_in_place(policy: Policy) -> Policy:
     """The same policy, but every output gets memory of its own."""
-    return _with(policy, policy.neighborhood, in_place=False)
+    return _with(policy, in_place=False)
 
 
 def with_forced_eviction(policy: Policy, forced: bool = True) -> Policy:
     """The same policy, but before each operation all goes that may (or that only as needed)."""
-    return _with(policy, policy.neighborhood, in_place=policy.in_place, evict_always=forced)
+    return _with(policy, evict_always=forced)
 
 
 def with_exact_neighborhood(policy: Policy) -> Policy:
     """The same policy with the exact projected cost: slower to search, better where it is tight."""
-    return _with(policy, "exact", in_place=policy.in_place)
+    return _with(policy, neighborhood="exact")
 
 
 def without_keeping(policy: Policy) -> Policy:
     """The same policy, but every value is dropped when its owner lets go of it."""
-    return _with(policy, policy.neighborhood, in_place=policy.in_place, keep_demanded=False)
+    return _with(policy, keep_demanded=False)
 
 
-def _with(
-    policy: Policy,
-    neighborhood: str,
-    *,
-    in_place: bool,
-    evict_always: bool | None = None,
-    keep_demanded: bool | None = None,
-) -> Policy:
-    return Policy(
-        policy.heuristic,
-        neighborhood,
-        sliding_window=policy.sliding_window,
-        cheap_partitioning=policy.cheap_partitioning,
-        in_place=in_place,
-        evict_always=policy.evict_always if evict_always is None else evict_always,
-        keep_demanded=policy.keep_demanded if keep_demanded is None else keep_demanded,
-    )
+def _with(policy: Policy, **changed: Any) -> Policy:
+    fields = {
+        name: getattr(policy, name)
+        for name in (
+            "heuristic",
+            "neighborhood",
+            "sliding_window",
+            "cheap_partitioning",
+            "in_place",
+            "evict_always",
+            "keep_demanded",
+        )
+    }
+    return Policy(**{**fields, **changed})

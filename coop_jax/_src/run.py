@@ -66,7 +66,7 @@ def run(
       budget: bytes (int), a string such as "512MiB" or "2GB", a fraction in (0, 1] of what the
         function needs at its peak without a budget, or None for no cap. It counts everything the
         call keeps on the device: arguments, values, results, temporary memory.
-      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      policy: "coop", "lookahead", "dtr", "dte", or a `coop_jax.Policy`.
       donate_argnums: positions of arguments that the function replaces (parameters, optimizer
         state). They are updated in place; the arrays passed in cannot be used afterwards.
       static_argnums: positions of arguments that are Python values, not arrays; hashable.

@@ -61,7 +61,7 @@ class Session:
             settings.alignment_bytes,
             # Keeping what evicted values are made from pays, but where memory is tightest it can
             # be too much. A plan is then made again without it; here there is one try.
-            policies.without_keeping(settings.policy),
+            policies.without_keeping(policies.where_nothing_is_known(settings.policy)),
             settings.profile.expensive_seconds_per_byte,
             self._memory.pool,
             load,

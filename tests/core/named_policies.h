@@ -33,6 +33,10 @@ inline std::ostream& operator<<(std::ostream& out, const NamedPolicy& named) {
   variant("CoopExact", Policy::Coop(),
           [](Policy& p) { p.neighborhood = NeighborhoodMode::kExact; });
   variant("DteExact", Policy::Dte(), [](Policy& p) { p.neighborhood = NeighborhoodMode::kExact; });
+  all.push_back({"Lookahead", Policy::Lookahead()});
+  variant("LookaheadAwaited", Policy::Lookahead(),
+          [](Policy& p) { p.neighborhood = NeighborhoodMode::kAwaited; });
+  variant("LookaheadNoWindow", Policy::Lookahead(), [](Policy& p) { p.sliding_window = false; });
   variant("CoopForced", Policy::Coop(), [](Policy& p) { p.evict_always = true; });
   variant("DtrForced", Policy::Dtr(), [](Policy& p) { p.evict_always = true; });
   return all;

@@ -10,6 +10,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/core/named_policies.h"
@@ -213,6 +214,12 @@ TEST_P(ProgramTest, MoreRecomputationThanIsAllowedIsNoPlan) {
     EXPECT_EQ(plan.failure.reason, FailureReason::kThrashing);
     EXPECT_GE(plan.failed_operation, 0);
     EXPECT_LE(plan.stats.recomputations, options.max_recomputations);
+    // What was undone counts among those that were tried.
+    options.max_tried_recomputations = std::exchange(options.max_recomputations, 0);
+    const Plan tried = MakePlan(program, options);
+    EXPECT_FALSE(tried.feasible);
+    EXPECT_EQ(tried.failure.reason, FailureReason::kThrashing);
+    EXPECT_LE(tried.stats.recomputations, options.max_tried_recomputations);
     ++refused;
   }
   EXPECT_GT(refused, 0);

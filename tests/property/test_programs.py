@@ -25,13 +25,13 @@ FIT_ATTEMPTS = 24  # up to 1.5 times what it takes without a budget: pieces, res
 
 
 def random_policy(draw: random.Random) -> coop_jax.Policy:
-    name = draw.choice(["coop", "coop", "dtr", "dte"])
+    name = draw.choice(["coop", "coop", "dtr", "dte", "lookahead"])
     if draw.random() < 0.4:
         return coop_jax.Policy(name, evict_always=draw.random() < 0.3)
     return coop_jax.Policy(
         name,
-        draw.choice(["union_find", "exact"]),
-        sliding_window=draw.random() < 0.5 if name == "coop" else None,
+        draw.choice(["union_find", "exact", "ancestors", "awaited"]),
+        sliding_window=draw.random() < 0.5 if name in ("coop", "lookahead") else None,
         cheap_partitioning=draw.random() < 0.5,
         in_place=draw.random() < 0.5,
         evict_always=draw.random() < 0.15,

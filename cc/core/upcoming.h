@@ -1,0 +1,55 @@
+// When the front end will read what, where it knows.
+//
+// Model: time is the program's: the cost of the operations that the front end has asked for, each
+// counted once. It says how far the program is, and for a storage at what time it will be read
+// next. Nobody has to say anything; a storage of which nothing was said is unknown.
+// Invariant: what is said holds until something else is said; of a new storage nothing was said.
+// (Dead ones keep it, so that a transaction that is undone has nothing to restore.)
+// Thread rule: one thread at a time. Complexity: O(1).
+// Source: ours. The paper's policies know no future and take staleness for it.
+#ifndef COOP_CORE_UPCOMING_H_
+#define COOP_CORE_UPCOMING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/check.h"
+#include "cc/core/types.h"
+
+namespace coop {
+
+class Upcoming {
+ public:
+  static constexpr double kUnknown = -1;
+
+  void SetNow(double seconds) { now_seconds_ = seconds; }
+  void SetNextRead(StorageId storage, double at_seconds) {
+    const auto index = static_cast<size_t>(storage);
+    if (index >= at_seconds_.size()) at_seconds_.resize(index + 1, kUnknown);
+    at_seconds_[index] = at_seconds;
+  }
+  // The id is that of a new storage.
+  void Forget(StorageId storage) {
+    const auto index = static_cast<size_t>(storage);
+    if (index < at_seconds_.size()) at_seconds_[index] = kUnknown;
+  }
+  // Until it is read next, of the program's time; kUnknown if nothing was said.
+  [[nodiscard]] double SecondsUntilRead(StorageId storage) const {
+    const auto index = static_cast<size_t>(storage);
+    if (index >= at_seconds_.size() || at_seconds_[index] < 0) return kUnknown;
+    return at_seconds_[index] > now_seconds_ ? at_seconds_[index] - now_seconds_ : 0;
+  }
+  [[nodiscard]] uint64_t Fingerprint(uint64_t hash) const {
+    for (const double at : at_seconds_) hash = HashValues(hash, Bits(at));
+    return HashValues(hash, Bits(now_seconds_));
+  }
+
+ private:
+  double now_seconds_ = 0;
+  std::vector<double> at_seconds_;  // by storage
+};
+
+}  // namespace coop
+
+#endif  // COOP_CORE_UPCOMING_H_

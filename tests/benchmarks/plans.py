@@ -1,0 +1,123 @@
+"""Plans of `policy="lookahead"` against Coop, DTE, DTR and static checkpoints, simulated.
+
+For each of the paper's networks at its size: recompute overhead at shares of the unbudgeted peak,
+and, for each way of placing checkpoints by hand, at the peak that it needs. Seconds are those of
+the cost model, so but for the planning times the table is the same on every machine.
+
+    python -m tests.benchmarks.plans [--networks bert,unet] [--ratios 0.9,0.5] [--profile NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+import coop_jax
+from examples.paper.evaluation import DEVICE_BYTES
+from examples.paper.evaluation.checkpoints import checkpointed
+from examples.paper.evaluation.methods import GIVE_UP, MAIN
+from examples.paper.evaluation.overheads import unbudgeted
+from examples.paper.evaluation.simulating import traced
+from examples.paper.networks import NETWORKS, Network
+
+EIGHT = [name for name in NETWORKS if name != "gpt2"]
+
+
+def overheads(
+    program: coop_jax.TracedProgram, policy: str, budgets: Sequence[int], profile: str
+) -> list[float]:
+    """Of each budget; infinite where it does not fit. A rival's own plan, without variants."""
+    found = coop_jax.sweep(
+        program,
+        budget=budgets,
+        policy=policy,
+        device_profile=profile,
+        alternatives=policy == "lookahead",
+        give_up=GIVE_UP,
+        progress=False,
+    )
+    return [x.overhead if x.feasible else math.inf for x in found]
+
+
+def text(overhead: float) -> str:
+    """As percent."""
+    return "-" if math.isinf(overhead) else f"{100 * overhead:.1f}%"
+
+
+class Tally:
+    """What all rows say together."""
+
+    def __init__(self) -> None:
+        self.to_coop: list[float] = []
+        self.above: list[str] = []
+        self.rows = 0
+
+    def add(self, where: str, ahead: float, rivals: dict[str, float]) -> None:
+        """One row: who beats lookahead there?"""
+        self.rows += 1
+        coop = rivals.get("coop", math.inf)
+        if 0 < coop < math.inf and ahead < math.inf:
+            self.to_coop.append(ahead / coop)
+        better = [f"{name} {text(x)}" for name, x in rivals.items() if x < ahead - 1e-9]
+        if better:
+            self.above.append(f"{where}: {text(ahead)}, {', '.join(better)}")
+
+
+def compare(network: Network, ratios: Sequence[float], profile: str, tally: Tally) -> None:
+    """Prints the rows of a network."""
+    program = traced(network, "paper")
+    plain = unbudgeted(program, profile)
+    peak = plain.unbudgeted_peak_bytes
+    budgets = [int(ratio * peak) for ratio in ratios]
+    rivals = {policy: overheads(program, policy, budgets, profile) for policy in MAIN}
+    started = time.perf_counter()
+    ahead = overheads(program, "lookahead", budgets, profile)
+    seconds = time.perf_counter() - started
+    print(
+        f"{network.title}: {len(program.program.operations):,} operations, peak"
+        f" {peak / 1e9:.1f} GB; {len(budgets)} plans that look ahead took {seconds:.1f} s"
+    )
+    for i, ratio in enumerate(ratios):
+        others = {name: found[i] for name, found in rivals.items()}
+        print(
+            f"  {ratio:>10.0%}  lookahead {text(ahead[i]):>7}  "
+            + "  ".join(f"{name} {text(x):>7}" for name, x in others.items()),
+            flush=True,
+        )
+        tally.add(f"{network.title} at {ratio:.0%}", ahead[i], others)
+    for remat in network.remat:
+        if remat == "none":
+            continue
+        static = checkpointed(network, remat, traced(network, "paper", remat), profile, plain)
+        (same,) = overheads(program, "lookahead", [static.peak_bytes], profile)
+        print(
+            f"  {static.ratio:>10.1%}  lookahead {text(same):>7}  {remat} {text(static.overhead)}",
+            flush=True,
+        )
+        tally.add(f"{network.title} at {static.ratio:.1%}", same, {remat: static.overhead})
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", default=",".join(EIGHT))
+    parser.add_argument("--ratios", default="0.9,0.8,0.7,0.6,0.5,0.4,0.3")
+    parser.add_argument("--profile", default="a100-80gb-fp32", choices=list(DEVICE_BYTES))
+    flags = parser.parse_args()
+    ratios = [float(x) for x in flags.ratios.split(",")]
+    tally = Tally()
+    for name in flags.networks.split(","):
+        compare(NETWORKS[name], ratios, flags.profile, tally)
+    if tally.to_coop:
+        mean = statistics.fmean(tally.to_coop)
+        print(f"lookahead / Coop, mean of {len(tally.to_coop)} budgets that both fit: {mean:.2f}")
+    print(f"above another method in {len(tally.above)} of {tally.rows} rows")
+    for line in tally.above:
+        print("  " + line)
+
+
+if __name__ == "__main__":
+    main()
