@@ -113,7 +113,8 @@ class Policy:
     still to be read). What is None is as the heuristic's method has it: "ancestors" for "lookahead"
     and "union_find" for the others; switches on for "coop" and "lookahead", off for the others.
     `keep_demanded`: a value stays in memory at its last use while something evicted that is made
-    from it is still to be read.
+    from it is still to be read. `unheld_first`: what nothing holds any more, recomputed on the way
+    to something else, goes first and at no cost. (The published methods do neither.)
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Policy:
         in_place: bool | None = None,
         evict_always: bool = False,
         keep_demanded: bool = True,
+        unheld_first: bool = True,
     ) -> None: ...
     @property
     def heuristic(self) -> str: ...
@@ -141,6 +143,8 @@ class Policy:
     def evict_always(self) -> bool: ...
     @property
     def keep_demanded(self) -> bool: ...
+    @property
+    def unheld_first(self) -> bool: ...
     def __hash__(self) -> int: ...
     def __eq__(self, other: object) -> bool: ...
 

@@ -27,9 +27,11 @@ def test_policies_compare_by_value() -> None:
     assert not any(switches)
     assert dtr.keep_demanded
     assert dtr != _core.Policy("dtr", "exact", keep_demanded=False)
+    assert dtr != _core.Policy("dtr", "exact", unheld_first=False)
     assert repr(dtr) == (
         "Policy(heuristic='dtr', neighborhood='exact', sliding_window=False, "
-        "cheap_partitioning=False, in_place=False, evict_always=False, keep_demanded=True)"
+        "cheap_partitioning=False, in_place=False, evict_always=False, keep_demanded=True, "
+        "unheld_first=True)"
     )
     with pytest.raises(ValueError, match="heuristic must be"):
         _core.Policy("lru")

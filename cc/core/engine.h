@@ -146,7 +146,8 @@ class Engine {
   // the given one. kUnionFind may be asked for only where the policy uses it.
   [[nodiscard]] double ProjectedCost(StorageId storage) const;
   [[nodiscard]] double ProjectedCost(StorageId storage, NeighborhoodMode mode) const;
-  // What the policy pays for evicting the storage now; 0 where refs are 0.
+  // What the policy pays for evicting the storage now; 0 where refs are 0 (but see
+  // Policy::unheld_first).
   [[nodiscard]] double ScoreOf(StorageId storage) const;
   [[nodiscard]] int64_t largest_free_block_bytes() const;
   [[nodiscard]] int64_t live_storages() const;

@@ -69,7 +69,10 @@ class Residency {
     const Storage& storage = graph_.storage(id);
     const Hold& hold = holds_[static_cast<size_t>(id)];
     // Nothing will read it but recomputations, and none of those under way: it goes first.
-    if (storage.refs == 0 && hold.protects == 0 && !demand_.IsKept(id)) return 0;
+    if (storage.refs == 0 && hold.protects == 0 && options_.policy.unheld_first &&
+        !demand_.IsKept(id)) {
+      return 0;
+    }
     const double cost_seconds = ProjectedCost(id);
     // Staleness guesses when it is read next; for what waiting operations read that is known.
     double staleness_seconds = hold.protects > 0 ? pending_seconds_ - hold.read_at_seconds

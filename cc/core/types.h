@@ -46,6 +46,9 @@ struct Policy {
   bool evict_always = false;
   // Off: what its owner lets go of is dropped, even if something evicted will be made from it.
   bool keep_demanded = true;
+  // Off: what nothing holds any more, recomputed on the way to something else, is scored like
+  // anything else (as published). On: it costs nothing and goes first.
+  bool unheld_first = true;
 
   friend bool operator==(const Policy&, const Policy&) = default;
 

@@ -61,7 +61,8 @@ std::optional<NeighborhoodMode> NamedNeighborhood(const std::string& name) {
 
 Policy MakePolicy(const std::string& heuristic, const std::optional<std::string>& neighborhood,
                   std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
-                  std::optional<bool> in_place, bool evict_always, bool keep_demanded) {
+                  std::optional<bool> in_place, bool evict_always, bool keep_demanded,
+                  bool unheld_first) {
   const std::optional<Policy> named = NamedPolicy(heuristic);
   if (!named) {
     throw std::invalid_argument("heuristic must be 'coop', 'dtr', 'dte' or 'lookahead', not '" +
@@ -82,13 +83,14 @@ Policy MakePolicy(const std::string& heuristic, const std::optional<std::string>
   policy.in_place = in_place.value_or(policy.in_place);
   policy.evict_always = evict_always;
   policy.keep_demanded = keep_demanded;
+  policy.unheld_first = unheld_first;
   return policy;
 }
 
 nb::tuple PolicyKey(const Policy& policy) {
   return nb::make_tuple(HeuristicName(policy.heuristic), NeighborhoodName(policy.neighborhood),
                         policy.sliding_window, policy.cheap_partitioning, policy.in_place,
-                        policy.evict_always, policy.keep_demanded);
+                        policy.evict_always, policy.keep_demanded, policy.unheld_first);
 }
 
 }  // namespace
@@ -100,15 +102,15 @@ void BindPolicy(nb::module_& module) {
           [](Policy* self, const std::string& heuristic,
              const std::optional<std::string>& neighborhood, std::optional<bool> sliding_window,
              std::optional<bool> cheap_partitioning, std::optional<bool> in_place,
-             bool evict_always, bool keep_demanded) {
+             bool evict_always, bool keep_demanded, bool unheld_first) {
             new (self)
                 Policy(MakePolicy(heuristic, neighborhood, sliding_window, cheap_partitioning,
-                                  in_place, evict_always, keep_demanded));
+                                  in_place, evict_always, keep_demanded, unheld_first));
           },
           nb::arg("heuristic") = "coop", nb::arg("neighborhood") = nb::none(), nb::kw_only(),
           nb::arg("sliding_window") = nb::none(), nb::arg("cheap_partitioning") = nb::none(),
           nb::arg("in_place") = nb::none(), nb::arg("evict_always") = false,
-          nb::arg("keep_demanded") = true)
+          nb::arg("keep_demanded") = true, nb::arg("unheld_first") = true)
       .def_prop_ro("heuristic", [](const Policy& self) { return HeuristicName(self.heuristic); })
       .def_prop_ro("neighborhood",
                    [](const Policy& self) { return NeighborhoodName(self.neighborhood); })
@@ -117,6 +119,7 @@ void BindPolicy(nb::module_& module) {
       .def_ro("in_place", &Policy::in_place)
       .def_ro("evict_always", &Policy::evict_always)
       .def_ro("keep_demanded", &Policy::keep_demanded)
+      .def_ro("unheld_first", &Policy::unheld_first)
       .def("__eq__",
            [](const Policy& self, nb::handle other) {
              return nb::isinstance<Policy>(other) && self == nb::cast<const Policy&>(other);
@@ -125,7 +128,8 @@ void BindPolicy(nb::module_& module) {
       .def("__repr__", [](const Policy& self) {
         return nb::str(
                    "Policy(heuristic={!r}, neighborhood={!r}, sliding_window={}, "
-                   "cheap_partitioning={}, in_place={}, evict_always={}, keep_demanded={})")
+                   "cheap_partitioning={}, in_place={}, evict_always={}, keep_demanded={}, "
+                   "unheld_first={})")
             .format(*PolicyKey(self));
       });
 }

@@ -99,6 +99,7 @@ def _with(policy: Policy, **changed: Any) -> Policy:
             "in_place",
             "evict_always",
             "keep_demanded",
+            "unheld_first",
         )
     }
     return Policy(**{**fields, **changed})

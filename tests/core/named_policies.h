@@ -33,6 +33,9 @@ inline std::ostream& operator<<(std::ostream& out, const NamedPolicy& named) {
   variant("CoopExact", Policy::Coop(),
           [](Policy& p) { p.neighborhood = NeighborhoodMode::kExact; });
   variant("DteExact", Policy::Dte(), [](Policy& p) { p.neighborhood = NeighborhoodMode::kExact; });
+  const auto published = [](Policy& p) { p.keep_demanded = p.unheld_first = false; };
+  variant("CoopPublished", Policy::Coop(), published);
+  variant("DtrPublished", Policy::Dtr(), published);
   all.push_back({"Lookahead", Policy::Lookahead()});
   variant("LookaheadAwaited", Policy::Lookahead(),
           [](Policy& p) { p.neighborhood = NeighborhoodMode::kAwaited; });

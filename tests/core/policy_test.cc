@@ -104,6 +104,24 @@ TEST(PolicyTest, ScoresDivideByNothingByBytesAndByBytesWithFreeNeighbours) {
   }
 }
 
+// b is recomputed on the way from a to c, and nothing holds it.
+TEST(PolicyTest, WhatNothingHoldsCostsNothingUnlessThePolicyScoresItLikeTheRest) {
+  for (const bool unheld_first : {true, false}) {
+    Policy policy = Policy::Coop();
+    policy.unheld_first = unheld_first;
+    CheckedEngine checked(Options(policy, 40));
+    const StorageId a = Compute(checked, {}, 1, 1e-3);
+    const StorageId b = Compute(checked, {a}, 1, 1e-3);
+    const StorageId c = Compute(checked, {b}, 1, 1e-3);
+    checked.Release(b);
+    ASSERT_TRUE(checked.Discard(c));
+    ASSERT_TRUE(checked.Materialize(c));
+    ASSERT_TRUE(Resident(checked, b));
+    EXPECT_EQ(checked.engine().ScoreOf(b) == 0, unheld_first);
+    EXPECT_GT(checked.engine().ScoreOf(c), 0);
+  }
+}
+
 TEST(PolicyTest, OlderValuesScoreLess) {
   CheckedEngine checked(Options(Policy::Coop(), 40));
   const StorageId a = Compute(checked, {}, 1, 1e-3);

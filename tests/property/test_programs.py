@@ -35,6 +35,8 @@ def random_policy(draw: random.Random) -> coop_jax.Policy:
         cheap_partitioning=draw.random() < 0.5,
         in_place=draw.random() < 0.5,
         evict_always=draw.random() < 0.15,
+        keep_demanded=draw.random() < 0.8,
+        unheld_first=draw.random() < 0.8,
     )
 
 

@@ -25,10 +25,11 @@ from examples.paper.evaluation import batches, densities
 from examples.paper.evaluation.checkpoints import checkpointed
 from examples.paper.evaluation.methods import (
     DEVICE_BYTES,
-    EXACT_OPERATIONS,
     LATENCY_ONLY,
+    LONG,
     MAIN,
     METHODS,
+    PUBLISHED,
 )
 from examples.paper.evaluation.overheads import overheads, unbudgeted
 from examples.paper.evaluation.tables import Batch, Budgets, Density, Overhead, Static, Table
@@ -89,7 +90,7 @@ class Evaluation:
             missing = [ratio for ratio in self.ratios if ratio not in there]
             if not missing or (
                 METHODS[method].neighborhood == "exact"
-                and len(program("none").program.operations) > EXACT_OPERATIONS
+                and len(program("none").program.operations) > LONG
             ):
                 continue
             peak = plain().unbudgeted_peak_bytes
@@ -103,8 +104,10 @@ class Evaluation:
             if remat == "none" or self.static.find(network=network.name, remat=remat):
                 continue
             self.static.add([checkpointed(network, remat, program(remat), self.profile, plain())])
-        for method in (m for m in self.methods if m in MAIN):
-            if self.budgets.find(network=network.name, method=method):
+        for method in (m for m in self.methods if m in (*MAIN, *PUBLISHED)):
+            if self.budgets.find(network=network.name, method=method) or (
+                method in PUBLISHED and len(program("none").program.operations) > LONG
+            ):
                 continue
             peak = plain().unbudgeted_peak_bytes
             known = self.overhead.find(network=network.name, method=method)

@@ -19,7 +19,7 @@ _DRAW = {
     "latency": lines.latency,
     "fragmentation": bars.fragmentation,
     "budgets": bars.budgets,
-    "last-use": lines.last_use,
+    "published": lines.published,
     "ablation-overhead": lines.ablation_overhead,
     "ablation-fragmentation": bars.ablation_fragmentation,
     "batch": bars.batch,

@@ -13,27 +13,32 @@ from collections.abc import Callable
 
 from examples.paper.report import ablations, latencies, overheads
 from examples.paper.report.data import Results
-from examples.paper.report.rules import Outcome, verdict
+from examples.paper.report.rules import NO_DATA, Outcome, verdict
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of the paper: its key in `why.WHY`, its place, what it says, the rule, the test."""
+    """A claim of the paper: its key in `why.WHY`, its place, what it says, the rule, the test.
+
+    `compares`: it is about Coop, DTE and DTR, so the rule can be put to their published forms, too.
+    """
 
     key: str
     where: str
     text: str
     rule: str
     judge: Callable[[Results], Outcome]
+    compares: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Judged:
-    """A claim with what the tables say of it."""
+    """A claim with what the tables say of it, of the methods here and as published."""
 
     claim: Claim
     outcome: Outcome
     verdict: str
+    published: Outcome | None  # None: no such rows, or it is not about that
 
 
 CLAIMS = (
@@ -51,13 +56,6 @@ CLAIMS = (
         "Coop < DTE < DTR in overhead on BERT Large, U-Net, BiLSTM and GPT at ratios up to 90%.",
         "Coop < DTE and DTE < DTR, at every network and budget that one of the two completes.",
         overheads.order,
-    ),
-    Claim(
-        "order-published",
-        "4.3",
-        "The same, and every method drops values at their last use, as published.",
-        "As above, between the methods as published.",
-        overheads.order_published,
     ),
     Claim(
         "bert-50",
@@ -211,6 +209,7 @@ CLAIMS = (
         "The overhead without the module is larger, or it does not complete, at every network and"
         " budget that Coop completes and where either recomputes anything.",
         ablations.worse,
+        compares=False,
     ),
     Claim(
         "ablation-resnet",
@@ -218,6 +217,7 @@ CLAIMS = (
         "ResNet-50 trains at 30% memory with Coop, at 40% without any one module.",
         "Coop completes at 30%; without each module it completes at 40% and not at 30%.",
         ablations.resnet,
+        compares=False,
     ),
     Claim(
         "ablation-unet",
@@ -225,6 +225,7 @@ CLAIMS = (
         "Without the sliding window U-Net has twice the overhead at 40% memory.",
         "The overhead without the window is at least twice Coop's.",
         ablations.unet,
+        compares=False,
     ),
     Claim(
         "ablation-rank",
@@ -233,6 +234,7 @@ CLAIMS = (
         "Mean overhead added without a module, over the networks and budgets that all variants"
         " complete: window > in-place; in-place > partitioning.",
         ablations.rank,
+        compares=False,
     ),
     Claim(
         "ablation-fragmentation",
@@ -241,6 +243,7 @@ CLAIMS = (
         "Mean fragmentation without the module is higher at every network and budget that both"
         " complete and where either is not 0.",
         ablations.fragmentation,
+        compares=False,
     ),
     Claim(
         "ablation-partition",
@@ -249,6 +252,7 @@ CLAIMS = (
         "Without it mean fragmentation, averaged over what both complete, changes by less than one"
         " percentage point.",
         ablations.partition,
+        compares=False,
     ),
     Claim(
         "densities",
@@ -257,11 +261,19 @@ CLAIMS = (
         "The median cost density of expensive operations is at least 10 times that of cheap ones,"
         " by the device profile and measured here.",
         ablations.densities,
+        compares=False,
     ),
 )
 
 
 def judge_all(results: Results) -> list[Judged]:
     """Every claim with its outcome and verdict, in the page's order."""
-    outcomes = [(claim, claim.judge(results)) for claim in CLAIMS]
-    return [Judged(claim, outcome, verdict(outcome.checks)) for claim, outcome in outcomes]
+    published = results.published()
+    found = []
+    for claim in CLAIMS:
+        outcome = claim.judge(results)
+        other = claim.judge(published) if claim.compares else None
+        if other is not None and verdict(other.checks) == NO_DATA:
+            other = None
+        found.append(Judged(claim, outcome, verdict(outcome.checks), other))
+    return found

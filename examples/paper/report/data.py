@@ -33,7 +33,7 @@ TITLES = dict(
 )
 MAIN = ("coop", "dte", "dtr")
 ABLATIONS = ("coop-no-window", "coop-no-in-place", "coop-no-partition")
-DROPS = ("coop-drops", "dte-drops", "dtr-drops")
+PUBLISHED = ("coop-published", "dte-published", "dtr-published")
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 
@@ -89,6 +89,21 @@ class Results:
     def budget(self, network: str, method: str) -> Budgets | None:
         """The row of cutoff and minimum budgets."""
         return self._budgets.get((network, method))
+
+    def published(self) -> Results:
+        """The same tables, where the methods are those as published, and there are no others."""
+
+        def renamed(rows: tuple[Any, ...]) -> tuple[Any, ...]:
+            forms = dict(zip(PUBLISHED, MAIN, strict=True))
+            return tuple(
+                dataclasses.replace(row, method=forms[row.method])
+                for row in rows
+                if row.method in forms
+            )
+
+        return dataclasses.replace(
+            self, overhead=renamed(self.overhead), budgets=renamed(self.budgets), batch=()
+        )
 
     def rival(self, network: str, remat: str) -> Static | None:
         """A static rival."""

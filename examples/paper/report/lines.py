@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from examples.paper.evaluation.tables import Overhead
-from examples.paper.report.data import ABLATIONS, DROPS, EIGHT, MAIN, Results, known, title
+from examples.paper.report.data import ABLATIONS, EIGHT, MAIN, PUBLISHED, Results, known, title
 from examples.paper.report.style import LOOKS, legend, panels, percent_axis
 
 _CROSS = Line2D(
@@ -33,11 +33,11 @@ def ablation_overhead(r: Results) -> Figure | None:
     return _overheads(r, (*reversed(ABLATIONS), "coop"), ())
 
 
-def last_use(r: Results) -> Figure | None:
-    """Overhead of the published methods, which drop every value at its last use, beside ours."""
-    if not any(row.method in DROPS for row in r.overhead):
+def published(r: Results) -> Figure | None:
+    """Overhead of the methods as published, beside those with what is ours."""
+    if not any(row.method in PUBLISHED for row in r.overhead):
         return None
-    return _overheads(r, (*reversed(DROPS), "coop-exact", *reversed(MAIN)), ())
+    return _overheads(r, (*reversed(PUBLISHED), "coop-exact", *reversed(MAIN)), ())
 
 
 def latency(r: Results) -> Figure | None:

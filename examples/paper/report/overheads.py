@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from examples.paper.evaluation.tables import Budgets
 from examples.paper.report.data import (
-    DROPS,
     EIGHT,
     MAIN,
     RATIOS,
@@ -33,7 +32,7 @@ RIVALS = ("dte", "dtr")
 
 def label(method: str) -> str:
     """A main method as the text calls it."""
-    return {"coop": "Coop", "dte": "DTE", "dtr": "DTR"}[method.removesuffix("-drops")]
+    return {"coop": "Coop", "dte": "DTE", "dtr": "DTR"}[method]
 
 
 def compare(
@@ -62,19 +61,11 @@ def lowest(r: Results) -> Outcome:
 
 
 def order(r: Results) -> Outcome:
-    return _order(r, MAIN)
-
-
-def order_published(r: Results) -> Outcome:
-    return _order(r, DROPS)
-
-
-def _order(r: Results, methods: Sequence[str]) -> Outcome:
     checks = tuple(
         check
         for network in CONSISTENT
         for ratio in RATIOS
-        for pair in itertools.pairwise(methods)
+        for pair in itertools.pairwise(MAIN)
         for check in compare(r, network, ratio, *pair, strictly=True)
     )
     return Outcome(f"in this order in {held(checks)} comparisons", checks)

@@ -38,10 +38,11 @@ CAPTIONS = {
         "Cutoff and minimum budgets",
         "The least budget that works (filled) and the least at which nothing is evicted (hollow).",
     ),
-    "last-use": (
-        "What is dropped at its last use",
-        "Everywhere else here a value that something evicted is made from stays at its last use,"
-        " under every method. Dotted: it is dropped, as published. Beside them Coop with exact"
+    "published": (
+        "The methods as published",
+        "Two things here are not the papers', and every method in the other plots has them: what"
+        " nothing holds any more goes first and at no cost, and a value that something evicted is"
+        " made from stays at its last use. Dotted: without both. Beside them Coop with exact"
         " neighbours instead of union-find.",
     ),
     "ablation-overhead": ("Ablation: overhead", "Coop without each of its three modules."),
@@ -143,9 +144,18 @@ def _claims(judged: Sequence[Judged]) -> list[Block]:
     counts = Counter(one.verdict for one in judged)
     tally = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     table = Rows(
-        ("Section", "The paper", "Here", "Verdict", "Rule"),
+        ("Section", "The paper", "Here", "Verdict", "As published", "Verdict", "Rule"),
         tuple(
-            (c.claim.where, c.claim.text, c.outcome.ours, c.verdict, c.claim.rule) for c in judged
+            (
+                c.claim.where,
+                c.claim.text,
+                c.outcome.ours,
+                c.verdict,
+                "–" if c.published is None else c.published.ours,
+                "–" if c.published is None else rules.verdict(c.published.checks),
+                c.claim.rule,
+            )
+            for c in judged
         ),
     )
     found: list[Block] = [Text("Claims", 2), Text(f"Of {len(judged)} claims: {tally}."), table]
