@@ -203,8 +203,12 @@ TEST_P(ProgramTest, MoreRecomputationThanIsAllowedIsNoPlan) {
     const Program program = RandomProgram(seed, ShapeOf(seed));
     const int64_t bound_bytes = LowerBoundBytes(program, kAlignmentBytes);
     PlanOptions options = Options(GetParam().policy, 3 * bound_bytes / 2);
-    const Plan any = MakePlan(program, options);
-    if (!any.feasible || any.stats.recomputations < 2) continue;
+    Plan any = MakePlan(program, options);
+    while (!any.feasible) {
+      options.engine.capacity_bytes += bound_bytes / 4 / kAlignmentBytes * kAlignmentBytes + 64;
+      any = MakePlan(program, options);
+    }
+    if (any.stats.recomputations < 2) continue;
     options.max_recomputations = any.stats.recomputations;
     EXPECT_TRUE(MakePlan(program, options).feasible);
     const int64_t fewer = any.stats.recomputations / 2;

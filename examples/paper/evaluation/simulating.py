@@ -26,6 +26,7 @@ from examples.paper.evaluation.checkpoints import checkpointed
 from examples.paper.evaluation.methods import (
     DEVICE_BYTES,
     LATENCY_ONLY,
+    LEAST_PUBLISHED,
     LONG,
     MAIN,
     METHODS,
@@ -82,16 +83,21 @@ class Evaluation:
         def plain() -> coop_jax.Simulation:
             return unbudgeted(program("none"), self.profile)
 
+        def is_long() -> bool:
+            return len(program("none").program.operations) > LONG
+
         latency_only = network.name in LATENCY_ONLY
         for method in self.methods:
             if latency_only and method not in MAIN:
                 continue
             there = {row.ratio for row in self.overhead.find(network=network.name, method=method)}
             missing = [ratio for ratio in self.ratios if ratio not in there]
-            if not missing or (
-                METHODS[method].neighborhood == "exact"
-                and len(program("none").program.operations) > LONG
-            ):
+            if missing and is_long():
+                if METHODS[method].neighborhood == "exact":
+                    continue
+                if method in PUBLISHED:
+                    missing = [ratio for ratio in missing if ratio >= LEAST_PUBLISHED]
+            if not missing:
                 continue
             peak = plain().unbudgeted_peak_bytes
             say(method)
@@ -105,9 +111,9 @@ class Evaluation:
                 continue
             self.static.add([checkpointed(network, remat, program(remat), self.profile, plain())])
         for method in (m for m in self.methods if m in (*MAIN, *PUBLISHED)):
-            if self.budgets.find(network=network.name, method=method) or (
-                method in PUBLISHED and len(program("none").program.operations) > LONG
-            ):
+            if self.budgets.find(network=network.name, method=method):
+                continue
+            if method != "coop" and is_long():
                 continue
             peak = plain().unbudgeted_peak_bytes
             known = self.overhead.find(network=network.name, method=method)
