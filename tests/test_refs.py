@@ -106,7 +106,54 @@ def batched(x: Any) -> Any:
     return jax.vmap(one)(x.reshape(8, -1))
 
 
+def beside_a_derivative(x: Any) -> Any:
+    """A write in a scan that is differentiated; its old contents are read by nobody."""
+    count = jax.new_ref(jnp.zeros_like(x))
+    ones, nothing = jnp.ones(3), jnp.zeros(SIZE)
+
+    def f(x: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            count[...] += ones.sum()
+            return jnp.sin(carry) + nothing, ()
+
+        return jax.lax.scan(body, x, None, length=4)[0].sum()
+
+    return jax.grad(f)(x), count[...]
+
+
+@jax.custom_vjp
+def stash(ref: Any, x: Any) -> Any:
+    """The identity; its derivative goes into the reference as well."""
+    return x
+
+
+def _stash_forward(ref: Any, x: Any) -> Any:
+    return x, ref
+
+
+def _stash_backward(ref: Any, g: Any) -> Any:
+    ref[...] = g
+    return None, g
+
+
+stash.defvjp(_stash_forward, _stash_backward)
+
+
+def written_by_a_derivative(x: Any) -> Any:
+    """The reference is an argument of a scan and, of it, of the derivative's scan."""
+    gradients = jax.new_ref(jnp.zeros_like(x))
+
+    def primal(gradients: Any, x: Any) -> Any:
+        def body(x: Any, _: Any) -> Any:
+            return jnp.sin(stash(gradients, jnp.sin(x))), ()
+
+        return jax.lax.scan(body, x, None, length=2)[0].sum()
+
+    return jax.grad(primal, argnums=1)(gradients, x), gradients[...]
+
+
 PROGRAMS = [whole, parts, scanned, looped, nested_calls, differentiated, batched]
+PROGRAMS += [beside_a_derivative, written_by_a_derivative]
 
 
 @front_ends

@@ -61,7 +61,8 @@ def _equation(session: Session, eqn: Any, operands: list[Any]) -> list[Any]:
     name = primitive.name
     if name in refs.PRIMITIVES:
         is_read = not (eqn.outvars and jaxprs.is_dropped(eqn.outvars[0]))
-        return of_reference(session, primitive, operands, params, is_read=is_read)
+        results = of_reference(session, primitive, operands, params, is_read=is_read)
+        return results if is_read else [None] * len(eqn.outvars)
     if name in primitives.CONTROL_FLOW and not _is_one_operation(primitive, params, eqn.effects):
         given = [plain(x) for x in operands]
         operands.clear()
@@ -92,10 +93,11 @@ def apply(
     name = primitive.name
     if name in refs.PRIMITIVES:
         return of_reference(session, primitive, list(operands), params)
-    if RefCell in map(type, operands) and name not in primitives.CONTROL_FLOW:
+    refers = RefCell in map(type, operands)
+    if refers and name not in primitives.CONTROL_FLOW:
         jaxpr, constants = jaxprs.call_body(primitive, params) or (None, ())
         return call(session, jaxpr, constants, list(operands))
-    if name in primitives.CONTROL_FLOW and not _is_one_operation(primitive, params, ()):
+    if name in primitives.CONTROL_FLOW and (refers or not _is_one_operation(primitive, params, ())):
         return control_flow(session, name, operands, params)
     if name == "optimization_barrier":
         return list(operands)
