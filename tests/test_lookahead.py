@@ -35,6 +35,7 @@ def simulated(name: str, policy: str) -> list[coop_jax.Simulation]:
         budget=[int(ratio * peak) for ratio in RATIOS],
         policy=policy,
         device_profile=PROFILE,
+        alternatives=policy in ("lookahead", "coop"),
         progress=False,
     )
 

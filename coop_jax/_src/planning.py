@@ -220,6 +220,7 @@ def _plan_within(
         return best
 
     policy = settings.policy
+    ahead: _core.Plan | None = None
     own = ((policy, True), (policy, False))
     if not settings.alternatives:
         return best_of(own, math.inf)
@@ -232,9 +233,9 @@ def _plan_within(
             for form in (policy, *policies.lookaheads(policy))
             if form.sliding_window or not large
         ]
-        plan = best_of(forms, 0.0, min(settings.give_up, 1.0))
-        if plan.feasible:
-            return plan
+        ahead = best_of(forms, 0.0, min(settings.give_up, 1.0))
+        if ahead.feasible and _recompute_share(ahead) <= _COSTLY:
+            return ahead
         policy = policies.where_nothing_is_known(policy)
         own = ((policy, True), (policy, False))
     # Evicting outputs only to recompute them at the end costs more than it gives, so they are kept;
@@ -243,7 +244,8 @@ def _plan_within(
     # values need.
     exact = policies.with_exact_neighborhood(policy)
     others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
-    return best_of((*own, *others), _COSTLY)
+    plan = best_of((*own, *others), _COSTLY)
+    return plan if ahead is None or _is_better(plan, ahead) else ahead
 
 
 def _is_better(plan: _core.Plan, best: _core.Plan) -> bool:
