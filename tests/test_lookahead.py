@@ -1,4 +1,6 @@
-"""`policy="lookahead"`: plans that know what is read when; never worse than those that guess."""
+"""`policy="lookahead"`: plans that know what is read when; never worse than Coop, nor than what
+DTE and DTR plan by themselves (without the variants that `run` tries beside them).
+"""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@
 //   exact       the distinct operations of evicted ancestors, and of evicted descendants, reachable
 //               through evicted storages only.
 //   ancestors   of those the ancestors alone: what bringing the storage back would run.
-//   awaited     the ancestors, and the descendants whose operations have missing outputs
-//   (demand.h). union-find  components of evicted neighbours, ignoring direction. A storage that
-//   comes back
+//   awaited     the ancestors, and the descendants whose operations have missing outputs.
+//   union-find  components of evicted neighbours, ignoring direction. A storage that comes back
 //               takes its cost out of its component but does not split it; when it is evicted again
 //               it starts as a fresh node. Never less than the exact cost.
 // Invariants: evicted_neighbors(s) counts evicted neighbours, once per edge; the cost of a
@@ -17,11 +16,12 @@
 // Unions go by size without path compression, so that reading changes nothing. All nodes are let go
 // when nothing is evicted, and rebuilt when they outnumber the evicted storages by far, so their
 // number is bounded by what is live.
-// Thread rule: one thread at a time. Complexity: O(edges of the storage * log nodes); exact: O(size
-// of the neighbourhood); the last two look at kMostWalked operations at most, so that planning
-// stays linear in the program: a cost that is not complete by then is a large one anyway. Source:
-// paper section 3.3 (projected cost); e* and its union-find form: Dynamic Tensor Rematerialization,
-// which the paper builds on.
+// Thread rule: one thread at a time.
+// Complexity: O(edges of the storage * log nodes); exact: O(size of the neighbourhood).
+// Ancestors and awaited look at kMostWalked operations at most, so that planning stays linear in
+// the program: a cost that is not complete by then is a large one anyway.
+// Source: paper section 3.3 (projected cost); e* and its union-find form: Dynamic Tensor
+// Rematerialization, which the paper builds on.
 #ifndef COOP_CORE_NEIGHBORHOOD_H_
 #define COOP_CORE_NEIGHBORHOOD_H_
 
