@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from coop_jax import Policy
 
 _PUBLISHED = {"keep_demanded": False, "unheld_first": False}
+_NO_WINDOW = {"sliding_window": False, "cheap_partitioning": True, "in_place": True}
 
 METHODS: Mapping[str, Policy] = {
     "coop": Policy("coop"),
@@ -26,12 +27,17 @@ METHODS: Mapping[str, Policy] = {
     "coop-published": Policy("coop", **_PUBLISHED),
     "dte-published": Policy("dte", **_PUBLISHED),
     "dtr-published": Policy("dtr", **_PUBLISHED),
-    "coop-no-window": Policy("dte", sliding_window=False, cheap_partitioning=True, in_place=True),
+    "coop-no-window": Policy("dte", **_NO_WINDOW),
     "coop-no-in-place": Policy("coop", in_place=False),
     "coop-no-partition": Policy("coop", cheap_partitioning=False),
+    "coop-no-window-published": Policy("dte", **_NO_WINDOW, **_PUBLISHED),
+    "coop-no-in-place-published": Policy("coop", in_place=False, **_PUBLISHED),
+    "coop-no-partition-published": Policy("coop", cheap_partitioning=False, **_PUBLISHED),
 }
 MAIN = ("coop", "dte", "dtr")
 PUBLISHED = ("coop-published", "dte-published", "dtr-published")
+ABLATIONS = ("coop-no-window", "coop-no-in-place", "coop-no-partition")
+ABLATIONS_PUBLISHED = tuple(f"{method}-published" for method in ABLATIONS)
 
 # Of what a step needs under Coop when nothing is evicted.
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)

@@ -24,6 +24,7 @@ import coop_jax
 from examples.paper.evaluation import batches, densities
 from examples.paper.evaluation.checkpoints import checkpointed
 from examples.paper.evaluation.methods import (
+    ABLATIONS_PUBLISHED,
     DEVICE_BYTES,
     LATENCY_ONLY,
     LEAST_PUBLISHED,
@@ -95,7 +96,7 @@ class Evaluation:
             if missing and is_long():
                 if METHODS[method].neighborhood == "exact":
                     continue
-                if method in PUBLISHED:
+                if method in (*PUBLISHED, *ABLATIONS_PUBLISHED):
                     missing = [ratio for ratio in missing if ratio >= LEAST_PUBLISHED]
             if not missing:
                 continue

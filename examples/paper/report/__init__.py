@@ -21,6 +21,7 @@ _DRAW = {
     "budgets": bars.budgets,
     "published": lines.published,
     "ablation-overhead": lines.ablation_overhead,
+    "ablation-published": lines.ablation_published,
     "ablation-fragmentation": bars.ablation_fragmentation,
     "batch": bars.batch,
     "real": bars.real,

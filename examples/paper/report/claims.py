@@ -20,7 +20,7 @@ from examples.paper.report.rules import NO_DATA, Outcome, verdict
 class Claim:
     """A claim of the paper: its key in `why.WHY`, its place, what it says, the rule, the test.
 
-    `compares`: it is about Coop, DTE and DTR, so the rule can be put to their published forms, too.
+    `compares`: it is about methods, so the rule can be put to their published forms, too.
     """
 
     key: str
@@ -209,7 +209,6 @@ CLAIMS = (
         "The overhead without the module is larger, or it does not complete, at every network and"
         " budget that Coop completes and where either recomputes anything.",
         ablations.worse,
-        compares=False,
     ),
     Claim(
         "ablation-resnet",
@@ -217,7 +216,6 @@ CLAIMS = (
         "ResNet-50 trains at 30% memory with Coop, at 40% without any one module.",
         "Coop completes at 30%; without each module it completes at 40% and not at 30%.",
         ablations.resnet,
-        compares=False,
     ),
     Claim(
         "ablation-unet",
@@ -225,7 +223,6 @@ CLAIMS = (
         "Without the sliding window U-Net has twice the overhead at 40% memory.",
         "The overhead without the window is at least twice Coop's.",
         ablations.unet,
-        compares=False,
     ),
     Claim(
         "ablation-rank",
@@ -234,7 +231,6 @@ CLAIMS = (
         "Mean overhead added without a module, over the networks and budgets that all variants"
         " complete: window > in-place; in-place > partitioning.",
         ablations.rank,
-        compares=False,
     ),
     Claim(
         "ablation-fragmentation",
@@ -243,7 +239,6 @@ CLAIMS = (
         "Mean fragmentation without the module is higher at every network and budget that both"
         " complete and where either is not 0.",
         ablations.fragmentation,
-        compares=False,
     ),
     Claim(
         "ablation-partition",
@@ -252,7 +247,6 @@ CLAIMS = (
         "Without it mean fragmentation, averaged over what both complete, changes by less than one"
         " percentage point.",
         ablations.partition,
-        compares=False,
     ),
     Claim(
         "densities",

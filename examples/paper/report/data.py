@@ -17,6 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from examples.paper.evaluation.methods import ABLATIONS as ABLATIONS
+from examples.paper.evaluation.methods import ABLATIONS_PUBLISHED, PUBLISHED
+from examples.paper.evaluation.methods import MAIN as MAIN
 from examples.paper.evaluation.tables import Batch, Budgets, Density, Overhead, Static
 
 # In the order of the paper's figures; GPT-2 is in the latency figure only.
@@ -31,9 +34,6 @@ TITLES = dict(
         strict=True,
     )
 )
-MAIN = ("coop", "dte", "dtr")
-ABLATIONS = ("coop-no-window", "coop-no-in-place", "coop-no-partition")
-PUBLISHED = ("coop-published", "dte-published", "dtr-published")
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 
@@ -94,7 +94,7 @@ class Results:
         """The same tables, where the methods are those as published, and there are no others."""
 
         def renamed(rows: tuple[Any, ...]) -> tuple[Any, ...]:
-            forms = dict(zip(PUBLISHED, MAIN, strict=True))
+            forms = dict(zip((*PUBLISHED, *ABLATIONS_PUBLISHED), (*MAIN, *ABLATIONS), strict=True))
             return tuple(
                 dataclasses.replace(row, method=forms[row.method])
                 for row in rows

@@ -46,7 +46,14 @@ CAPTIONS = {
         " neighbours instead of union-find.",
     ),
     "ablation-overhead": ("Ablation: overhead", "Coop without each of its three modules."),
-    "ablation-fragmentation": ("Ablation: fragmentation", "The same, mean fragmentation."),
+    "ablation-published": (
+        "Ablation: overhead, as published",
+        "The same of Coop as published: without the two things that are not the paper's.",
+    ),
+    "ablation-fragmentation": (
+        "Ablation: fragmentation",
+        "Mean fragmentation of Coop without each of its three modules.",
+    ),
     "batch": ("Largest batch", "The largest batch that fits the device, simulated."),
     "table1": ("Cost densities (Table 1)", "Microseconds for each 10^6 bytes of output."),
     "real": (
