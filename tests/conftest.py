@@ -39,6 +39,7 @@ from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
+_FUSION = "COOP_JAX_FUSION"
 _forced = pytest.StashKey[bool]()
 _ran = {"evictions": 0, "recomputations": 0}  # in all runtimes of this process
 
@@ -46,6 +47,7 @@ _ran = {"evictions": 0, "recomputations": 0}  # in all runtimes of this process
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--force-eviction", action="store_true", help="evict before each operation")
     parser.addoption("--verify", action="store_true", help="compare recomputed values")
+    parser.addoption("--fusion", action="store_true", help="fuse operations wherever run is used")
     parser.addoption("--programs", type=int, default=150, help="random programs to try")
     parser.addoption("--first-seed", type=int, default=0, help="the seed of the first of them")
 
@@ -55,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "no_recomputation(reason): recomputes nothing even when eviction is forced"
     )
     config.addinivalue_line("markers", "unless_forced(reason): skipped when eviction is forced")
-    for option, name in (("--force-eviction", _FORCED), ("--verify", _VERIFY)):
+    switches = (("--force-eviction", _FORCED), ("--verify", _VERIFY), ("--fusion", _FUSION))
+    for option, name in switches:
         if config.getoption(option):
             os.environ[name] = "1"
     config.stash[_forced] = eviction_is_forced()

@@ -41,16 +41,17 @@ class Kernel:
       flops, moved_bytes, cost_seconds: work, and the roofline estimate of it.
       recomputable: whether it may be replayed.
       in_place_operands: operands that an output of the same shape and dtype may overwrite.
+      equations, outputs: what it computes, in kernel-local numbers; which of them are results.
       is_group: whether it computes more than one equation.
+      touches_part: whether it reads or writes only a part of a large operand.
       label: primitive names, for messages.
     """
 
     __slots__ = (
-        "_equations",
         "_executables",
         "_keys",
-        "_outputs",
         "cost_seconds",
+        "equations",
         "flops",
         "in_avals",
         "in_place_operands",
@@ -59,7 +60,9 @@ class Kernel:
         "label",
         "moved_bytes",
         "out_avals",
+        "outputs",
         "recomputable",
+        "touches_part",
     )
 
     def __init__(
@@ -74,9 +77,10 @@ class Kernel:
         in_place_operands: tuple[int, ...] | None = None,
     ):
         self.key = key
-        self._equations = tuple(equations)
-        self._outputs = tuple(outputs)
-        self.is_group = len(self._equations) > 1
+        self.equations = tuple(equations)
+        self.outputs = tuple(outputs)
+        self.touches_part = moved_bytes is not None
+        self.is_group = len(self.equations) > 1
         self.in_avals = tuple(in_avals)
         self.out_avals = tuple(out_avals)
         self._keys = tuple(n for n, a in enumerate(self.in_avals) if arrays.is_keys(a.dtype))
@@ -98,9 +102,9 @@ class Kernel:
         self._executables: dict[tuple[tuple[int, ...], Placement], Executable] = {}
 
     def _find_in_place(self) -> tuple[int, ...]:
-        if len(self._equations) != 1 or len(self.out_avals) != 1:
+        if len(self.equations) != 1 or len(self.out_avals) != 1:
             return ()
-        name, operands = self._equations[0].primitive.name, self._equations[0].operands
+        name, operands = self.equations[0].primitive.name, self.equations[0].operands
         if name in primitives.ELEMENTWISE:
             candidates = [x for x in operands if isinstance(x, int)]
         elif name in primitives.UPDATES and isinstance(operands[0], int):
@@ -118,7 +122,7 @@ class Kernel:
     def _count_flops(self) -> float:
         avals: dict[int, Any] = dict(enumerate(self.in_avals))
         total = 0.0
-        for e in self._equations:
+        for e in self.equations:
             ins = [avals[x] if isinstance(x, int) else x.aval for x in e.operands]
             avals.update(zip(e.results, e.out_avals, strict=True))
             total += costs.flops(e.primitive, e.params, ins, e.out_avals)
@@ -129,11 +133,11 @@ class Kernel:
         values: dict[int, Any] = dict(enumerate(operands))
         for n in self._keys:
             values[n] = arrays.as_keys(values[n], self.in_avals[n])
-        for e in self._equations:
+        for e in self.equations:
             ins = [values[x] if isinstance(x, int) else x.value for x in e.operands]
             results = jaxprs.bind(e.primitive, e.params, e.context, ins)
             values.update(zip(e.results, results, strict=True))
-        return [jaxprs.strong(values[number]) for number in self._outputs]
+        return [jaxprs.strong(values[number]) for number in self.outputs]
 
     def executable(
         self, modes: tuple[int, ...], device: jax.Device, cache: KernelCache

@@ -18,7 +18,9 @@ from typing import Any
 
 from coop_jax._src import costs
 from coop_jax._src.flattening import SMALL_BYTES, DynamicControlFlow, Flattener, RawOperation
+from coop_jax._src.fusing import fuse, may_be_absorbed
 from coop_jax._src.kernels import Kernel, KernelCache
+from coop_jax._src.updates import run_early
 
 __all__ = ["DynamicControlFlow", "Operation", "Program", "Storage", "Value", "build_program"]
 
@@ -80,7 +82,12 @@ class Program:
 
 
 def build_program(
-    jaxpr: Any, constants: Sequence[Any], donated: Sequence[bool], cache: KernelCache
+    jaxpr: Any,
+    constants: Sequence[Any],
+    donated: Sequence[bool],
+    cache: KernelCache,
+    *,
+    fusion: bool = False,
 ) -> Program:
     """Flattens a traced function.
 
@@ -89,6 +96,7 @@ def build_program(
       constants: likewise, the values of the jaxpr's constants.
       donated: for each argument leaf whether it is donated.
       cache: where kernels live.
+      fusion: whether operations are fused.
 
     Raises:
       DynamicControlFlow: the program holds a `cond` or `while`, so it has no fixed order.
@@ -98,6 +106,9 @@ def build_program(
     inputs, outputs = flattener.flatten(jaxpr, constants)
     storage_of = flattener.storages
     operations = _live_operations(flattener.operations, storage_of, outputs)
+    if fusion:
+        operations = run_early(operations, flattener, inputs, outputs, donated, may_be_absorbed)
+        operations = fuse(operations, flattener, outputs)
     in_place = _choose_in_place(flattener, operations, inputs, outputs, donated)
     origin_done = _completed_origins(in_place.origin, storage_of, outputs)
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 
 from coop_jax import _core
-from coop_jax._src import around, kernels, planning, policies, primitives
+from coop_jax._src import around, fusing, kernels, planning, policies, primitives
 from coop_jax._src import budget as budgets
 from coop_jax._src.arguments import flat_function, flatten_arguments, positions
 from coop_jax._src.compat import arrays, jaxprs, transforms
@@ -41,7 +41,7 @@ from coop_jax._src.signatures import (
     separate,
 )
 from coop_jax._src.simulation import Simulation, Simulator
-from coop_jax._src.traced import TracedProgram, trace_program
+from coop_jax._src.traced import TracedProgram, traced_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +58,8 @@ def run(
     static_argnums: int | Sequence[int] = (),
     device: jax.Device | None = None,
     runtime: Runtime | None = None,
+    *,
+    fusion: bool | None = None,
 ) -> BudgetedFunction[P, R]:
     """Makes a function run under a hard memory budget.
 
@@ -73,6 +75,9 @@ def run(
       device: the device to run on; the default device if None.
       runtime: a `Runtime` to share instead of one of its own; then `budget`, `policy` and
         `device` are the runtime's. Inside `with Runtime(...)`, without a budget, that one is used.
+      fusion: whether operations that XLA can fuse run as one: faster, and values that are cheap to
+        compute are not stored. Results are the same bits at every budget; they may differ in the
+        last ones from those without fusion. If None, as COOP_JAX_FUSION says, else not.
 
     Returns:
       A function of the same arguments and results, with `runtime` (after the first call).
@@ -97,7 +102,8 @@ def run(
     if both := sorted(set(donated) & set(static)):
         raise ValueError(f"argument {both[0]} is both donated and static")
     checked, resolved = budgets.check_budget(budget), policies.resolve_policy(policy)
-    return BudgetedFunction(fn, checked, resolved, donated, static, device, runtime)
+    fused = fusing.is_default() if fusion is None else fusion
+    return BudgetedFunction(fn, checked, resolved, donated, static, device, runtime, fused)
 
 
 class BudgetedFunction(Generic[P, R]):
@@ -112,6 +118,7 @@ class BudgetedFunction(Generic[P, R]):
         static_argnums: tuple[int, ...],
         device: jax.Device | None,
         runtime: Runtime | None,
+        fusion: bool,
     ):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
@@ -121,6 +128,7 @@ class BudgetedFunction(Generic[P, R]):
         self._static = static_argnums
         self._device = device
         self._runtime = runtime
+        self._fusion = fusion
         self._signatures: dict[Hashable, Signature] = {}
         self._calls: dict[Hashable, Any] = {}  # under transformations, see `around`
 
@@ -173,9 +181,7 @@ class BudgetedFunction(Generic[P, R]):
             traced = TracedProgram(getattr(self, "__name__", "step"), signature.program)
         else:
             donate, fixed = self._donate, self._static
-            traced = trace_program(
-                self._fn, *args, donate_argnums=donate, static_argnums=fixed, **kwargs
-            )
+            traced = traced_program(self._fn, args, kwargs, donate, fixed, self._fusion)
         runtime = self._runtime
         workspace = max(
             0 if signature is None else signature.workspace_bytes,
@@ -200,7 +206,7 @@ class BudgetedFunction(Generic[P, R]):
         ) + (True,) * len(refs)
         program: Program | None
         try:
-            program = build_program(jaxpr, constants, donated, cache)
+            program = build_program(jaxpr, constants, donated, cache, fusion=self._fusion)
             constants = [arrays.stored(c) for _, c in program.constants]
         except DynamicControlFlow:
             program = None

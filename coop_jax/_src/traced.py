@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from coop_jax._src import costs, kernels, primitives
+from coop_jax._src import costs, fusing, kernels, primitives
 from coop_jax._src.arguments import flat_function, flatten_arguments, positions
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.compat import refs as compat_refs
@@ -76,6 +76,7 @@ def trace_program(
     *args: Any,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
+    fusion: bool | None = None,
     **kwargs: Any,
 ) -> TracedProgram:
     """Traces a function to a program that can be simulated and saved.
@@ -85,6 +86,7 @@ def trace_program(
       *args: its arguments; arrays or `jax.ShapeDtypeStruct`s.
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
+      fusion: whether operations are fused, as for `run`.
       **kwargs: its keyword arguments; likewise.
 
     Returns:
@@ -101,12 +103,26 @@ def trace_program(
       >>> len(coop_jax.trace_program(lambda x: jnp.tanh(x) @ x, x).program.operations)
       2
     """
-    static, leaves, tree, donated = flatten_arguments(
+    return traced_program(
+        fn,
         args,
         kwargs,
         positions(donate_argnums, "donate_argnums"),
         positions(static_argnums, "static_argnums"),
+        fusing.is_default() if fusion is None else fusion,
     )
+
+
+def traced_program(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    donate: tuple[int, ...],
+    fixed: tuple[int, ...],
+    fusion: bool,
+) -> TracedProgram:
+    """As `trace_program`; `fusion` as for `run`."""
+    static, leaves, tree, donated = flatten_arguments(tuple(args), dict(kwargs), donate, fixed)
     flat, _ = flat_function(fn, static, tree)
     jaxpr, constants = jaxprs.trace(flat, leaves)
     primitives.check_program(jaxpr)
@@ -114,7 +130,8 @@ def trace_program(
     owned = [d or compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)]
     owned += [True] * len(refs)
     try:
-        program = build_program(jaxpr, constants, owned, kernels.cache_for(jax.devices()[0]))
+        cache = kernels.cache_for(jax.devices()[0])
+        program = build_program(jaxpr, constants, owned, cache, fusion=fusion)
     except DynamicControlFlow as error:
         raise ValueError(
             "the program has a while_loop or cond that decides on values: what it does is not known"

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
+from coop_jax._src import switches
 from coop_jax._src.compat import arrays, jaxprs
 
 # Values up to this size are kept, so that the error can say what differs; of others the digest.
@@ -31,19 +31,12 @@ _KEPT_BYTES = 1 << 16
 
 def eviction_is_forced() -> bool:
     """Whether COOP_JAX_FORCE_EVICTION asks every new runtime to evict always."""
-    return _flag("COOP_JAX_FORCE_EVICTION")
+    return switches.is_on("COOP_JAX_FORCE_EVICTION")
 
 
 def verification_is_asked() -> bool:
     """Whether COOP_JAX_VERIFY asks every new runtime to verify."""
-    return _flag("COOP_JAX_VERIFY")
-
-
-def _flag(name: str) -> bool:
-    text = os.environ.get(name, "").strip().lower()
-    if text not in ("", "0", "1", "false", "true"):
-        raise ValueError(f"{name} must be 0 or 1, got {text!r}")
-    return text in ("1", "true")
+    return switches.is_on("COOP_JAX_VERIFY")
 
 
 class VerificationError(RuntimeError):

@@ -45,8 +45,10 @@ class Case:
 
     def __init__(self, program: RandomProgram, front_end: str, draw: random.Random):
         self.program, self.front_end, self.draw = program, front_end, draw
+        # What is fused depends on what is donated, so that the last bits do.
+        self.donated = front_end == "fused run" and draw.random() < 0.5
         free = coop_jax.Runtime(None)
-        values = self.call(free, donate=False)
+        values = self.call(free, donate=self.donated)
         self.expected, self.tree = bits_of(values), jax.tree_util.tree_structure(values)
         self.values = jax.tree.map(_host, values)
         del values
@@ -58,13 +60,16 @@ class Case:
         if self.front_end == "remat_eager":
             return coop_jax.remat_eager(program.fn, runtime=runtime)(*program.args)
         positions = program.donate if donate else ()
-        step = coop_jax.run(program.fn, donate_argnums=positions, runtime=runtime)
+        fusion = self.front_end == "fused run"
+        step = coop_jax.run(program.fn, donate_argnums=positions, runtime=runtime, fusion=fusion)
         args = [jax.device_put(x) if i in positions else x for i, x in enumerate(program.args)]
         return step(*args)
 
     def check_budgets(self) -> None:
         """At a random budget, or the least at which it can do."""
         policy, donate = random_policy(self.draw), self.draw.random() < 0.5
+        if self.front_end == "fused run":
+            donate = self.donated
         verify = self.draw.random() < 0.3
         budget = int(self.peak * self.draw.uniform(0.3, 1.0))
         for attempt in range(FIT_ATTEMPTS):
@@ -142,7 +147,7 @@ def test_values_do_not_depend_on_the_budget(program_seed: int) -> None:
 def check_seed(seed: int) -> None:
     program, draw = random_program(seed), random.Random(~seed)
     evicted = False
-    for front_end, rounds in (("run", 2), ("remat_eager", 1)):
+    for front_end, rounds in (("run", 2), ("fused run", 1), ("remat_eager", 1)):
         if front_end == "remat_eager" and seed % 2:
             continue  # it compiles each primitive alone, which takes most of the time
         case = Case(program, front_end, draw)

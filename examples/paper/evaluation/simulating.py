@@ -156,7 +156,9 @@ def traced(
 ) -> coop_jax.TracedProgram:
     """The program of a train step."""
     step = network.make_step(size, remat, batch)  # type: ignore[arg-type]
-    return coop_jax.trace_program(step.fn, *step.arguments, donate_argnums=step.donate_argnums)
+    return coop_jax.trace_program(
+        step.fn, *step.arguments, donate_argnums=step.donate_argnums, fusion=False
+    )
 
 
 def simulate(
