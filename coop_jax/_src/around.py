@@ -46,8 +46,8 @@ class RunFrontEnd:
 
     def _sibling(self, fn: Flat, budget: int | float | None, donate: tuple[int, ...]) -> Any:
         owner = self._owner
-        make = type(owner)
-        return make(fn, budget, owner._policy, donate, (), owner._device, owner._runtime)
+        place = owner._device, owner._runtime, owner._fusion
+        return type(owner)(fn, budget, owner._policy, donate, (), *place)
 
     def prepare(self, fn: Flat, operands: Sequence[Any]) -> None:
         """Makes the runtime for `fn` if there is none."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from coop_jax import _core
 from coop_jax._src import kernels
+from coop_jax._src.compiling import compile_together
 from coop_jax._src.kernels import Executable, KernelCache
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Operation, Program
@@ -104,6 +105,16 @@ def compile_plan(
     outside_bytes: int,
 ) -> CompiledPlan:
     """Looks everything up; compiles what is not compiled yet."""
+    compile_together(
+        (
+            (op.kernel, modes_of(program, op, action[3]), op.source)
+            for action in plan.actions
+            if len(action) == 4
+            for op in (program.operations[action[1]],)
+        ),
+        memory.device,
+        cache,
+    )
     translator = _Translator(plan, program, where, donated, memory, cache)
     instructions = translator.translate()
     return CompiledPlan(

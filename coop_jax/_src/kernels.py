@@ -143,20 +143,35 @@ class Kernel:
         self, modes: tuple[int, ...], device: jax.Device, cache: KernelCache
     ) -> Executable:
         """The compiled form with these output modes (OUTSIDE, SLOT or an operand's number)."""
-        key = modes, placement.probe(device)
-        found = self._executables.get(key)
+        found = self.known_executable(modes, device)
         if found is None:
             with cache.lock:
-                found = self._executables.get(key)
+                found = self.known_executable(modes, device)
                 if found is None:
-                    found = Executable(self, modes, device, donates=key[1] is Placement.DONATED)
-                    cache.compilations += 1
-                    self._executables[key] = found
+                    found = self.lowered(modes, device)
+                    found.compile()
+                    self.keep(found, device, cache)
         return found
+
+    def known_executable(self, modes: tuple[int, ...], device: jax.Device) -> Executable | None:
+        """The compiled form if there is one."""
+        return self._executables.get((modes, placement.probe(device)))
+
+    def lowered(self, modes: tuple[int, ...], device: jax.Device) -> Executable:
+        """A form to `compile` and then to `keep`."""
+        donates = placement.probe(device) is Placement.DONATED
+        return Executable(self, modes, device, donates=donates)
+
+    def keep(self, executable: Executable, device: jax.Device, cache: KernelCache) -> None:
+        """Remembers a compiled form, if nobody else was faster."""
+        with cache.lock:
+            key = executable.modes, placement.probe(device)
+            if self._executables.setdefault(key, executable) is executable:
+                cache.compilations += 1
 
 
 class Executable:
-    """One compiled way to run a kernel on one device.
+    """One compiled way to run a kernel on one device; ready once `compile` was called.
 
     Attributes:
       call: `call(*slots, *operands)` returns outputs in the order of `order`.
@@ -171,6 +186,9 @@ class Executable:
     """
 
     __slots__ = (
+        "_failed_at",
+        "_lowered",
+        "_placed_bytes",
         "call",
         "checked",
         "donates",
@@ -211,25 +229,37 @@ class Executable:
             _spec(arrays.stored_aval(aval))
             for aval in (*(kernel.out_avals[k] for k in slot_results[:slots]), *kernel.in_avals)
         ]
+        self._failed_at = f"the operation '{kernel.label}' for {device}"
+        self._placed_bytes = sum(costs.nbytes(kernel.out_avals[k]) for k in order[:told_where])
         with warnings.catch_warnings(), arrays.keeping_donation():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             try:
-                memory = jitted.lower(*specs).compile().memory_analysis()
-            except Exception as error:  # no rule for this device, not enough memory to compile...
-                error.add_note(
-                    f"coop_jax: this came of compiling the operation '{kernel.label}' for {device}"
-                )
+                self._lowered: Any = jitted.lower(*specs)
+            except Exception as error:  # no rule for this device...
+                error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
                 raise
         self.call: Callable[..., Sequence[jax.Array]] = (
             jitted if donates else _storing(jitted, len(slot_results))
         )
-        placed = sum(costs.nbytes(kernel.out_avals[k]) for k in order[:told_where])
-        aliased = int(getattr(memory, "alias_size_in_bytes", placed)) if donates else 0
+        self.workspace_bytes = 0
+        self.places_outputs = False
+        self.checked = False
+
+    def compile(self) -> None:
+        """Compiles; may run in another thread than the one that made this."""
+        try:
+            with arrays.caching_all():
+                memory = self._lowered.compile().memory_analysis()
+        except Exception as error:  # not enough memory to compile...
+            error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
+            raise
+        self._lowered = None
+        placed = self._placed_bytes
+        aliased = int(getattr(memory, "alias_size_in_bytes", placed)) if self.donates else 0
         self.workspace_bytes = int(getattr(memory, "temp_size_in_bytes", 0)) + max(
             0, placed - aliased
         )
         self.places_outputs = aliased >= placed
-        self.checked = False
 
 
 def _storing(

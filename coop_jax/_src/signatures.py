@@ -15,6 +15,7 @@ from coop_jax._src.arguments import flat_function as flat_function
 from coop_jax._src.arguments import flatten_arguments as flatten_arguments
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
+from coop_jax._src.compiling import compile_together
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
@@ -82,24 +83,28 @@ def engine_program_of(
 def compile_all(signature: Signature, program: Program, runtime: Runtime) -> int:
     """Compiles every operation as it runs first; returns the largest workspace in bytes."""
     if signature.workspace_bytes < 0:
-        largest = 0
+        device, cache = runtime.device, runtime._cache
         in_place = runtime.policy.in_place
-        for op in program.operations:
-            modes = tuple(
-                kernels.OUTSIDE
-                if program.storages[program.values[r].storage].outside
-                else pair
-                if pair >= 0 and in_place
-                else kernels.SLOT
-                for r, pair in zip(op.results, op.in_place, strict=True)
+        wanted = [
+            (
+                op.kernel,
+                tuple(
+                    kernels.OUTSIDE
+                    if program.storages[program.values[r].storage].outside
+                    else pair
+                    if pair >= 0 and in_place
+                    else kernels.SLOT
+                    for r, pair in zip(op.results, op.in_place, strict=True)
+                ),
+                op.source,
             )
-            try:
-                executable = op.kernel.executable(modes, runtime.device, runtime._cache)
-            except Exception as error:
-                error.add_note(f"coop_jax: the operation is at {op.source}")
-                raise
-            largest = max(largest, executable.workspace_bytes)
-        signature.workspace_bytes = largest
+            for op in program.operations
+        ]
+        compile_together(wanted, device, cache)
+        signature.workspace_bytes = max(
+            (k.executable(modes, device, cache).workspace_bytes for k, modes, _ in wanted),
+            default=0,
+        )
     return signature.workspace_bytes
 
 

@@ -28,6 +28,7 @@ class Builder:
     wild: bool
     online: bool  # may branch on values
     depth: int = 0
+    forward: bool = False  # under forward-mode derivatives, where JAX refuses `custom_vjp`
 
     def any(self) -> Any:
         """One of the values, recent ones more often."""
@@ -57,7 +58,8 @@ class Builder:
 
     def inner(self, seed: int) -> Builder:
         """For a function that JAX calls, maybe often (a body, a branch)."""
-        return Builder(random.Random(seed), [], self.wild, self.online, self.depth + 1)
+        draw = random.Random(seed)
+        return Builder(draw, [], self.wild, self.online, self.depth + 1, self.forward)
 
 
 def as_floats(x: jax.Array) -> jax.Array:

@@ -298,6 +298,17 @@ def keeping_donation() -> contextlib.AbstractContextManager[Any]:
     return context
 
 
+def caching_all() -> contextlib.AbstractContextManager[Any]:
+    """What is compiled in here goes into JAX's persistent cache, if there is one, however small.
+
+    JAX keeps what takes a second to compile; the operations of a program are many that take less.
+    """
+    context: contextlib.AbstractContextManager[Any] = (
+        _config.persistent_cache_min_compile_time_secs(0.0)
+    )
+    return context
+
+
 def check_numbers(name: str, results: Sequence[jax.Array]) -> None:
     """What JAX does after an operation where it was told to look for NaNs or infinite values.
 
