@@ -17,7 +17,7 @@ from jax.interpreters import mlir
 
 import coop_jax
 from coop_jax._src import compiling, kernels
-from coop_jax._src.kernels import SLOT, Executable
+from coop_jax._src.executables import SLOT, Executable
 
 X = np.linspace(-1, 1, 32 * 48, dtype=np.float32).reshape(32, 48)
 

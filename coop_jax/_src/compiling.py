@@ -16,7 +16,8 @@ from collections.abc import Iterable
 
 import jax
 
-from coop_jax._src.kernels import Executable, Kernel, KernelCache
+from coop_jax._src.executables import Executable
+from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.progress import progress_bar
 
 Wanted = tuple[Kernel, tuple[int, ...], str]  # a kernel, its output modes, its source line

@@ -16,9 +16,9 @@ import jax
 from coop_jax import _core
 from coop_jax._src import kernels
 from coop_jax._src.compat import arrays
+from coop_jax._src.executables import Executable
 from coop_jax._src.instructions import CompiledPlan, Forget, Run, View
 from coop_jax._src.interrupts import DeferredInterrupts
-from coop_jax._src.kernels import Executable
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Program
 from coop_jax._src.stats import Counters

@@ -26,14 +26,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
-
-from coop_jax._src import costs, primitives, switches
-from coop_jax._src.compat import jaxprs
-from coop_jax._src.equations import Equation, KernelBuilder
-from coop_jax._src.kernels import Kernel, KernelCache
+from coop_jax._src import costs, switches
+from coop_jax._src.fusible import is_cheap, is_heavy, is_loop, may_be_absorbed
+from coop_jax._src.merging import merged
 
 if TYPE_CHECKING:
     from coop_jax._src.flattening import Flattener, RawOperation
@@ -53,24 +50,6 @@ _INSIDE_BYTES = 1 << 16
 _SLACK_BYTES = 1 << 12
 _LOOK_BACK = 6
 
-_HEAVY = frozenset(("dot_general", "conv_general_dilated", "random_bits", "threefry2x32"))
-
-# Loops that XLA fuses with others, and that cost about as much as reading what they compute.
-_CHEAP = frozenset(
-    """
-    add add_any sub mul neg max min abs sign square and or xor not select_n clamp eq ne lt le gt ge
-    floor ceil round is_finite convert_element_type broadcast_in_dim reshape squeeze expand_dims
-    transpose iota slice rev copy copy_p stop_gradient real imag conj integer_pow
-    shift_left shift_right_logical shift_right_arithmetic reduce_precision bitcast_convert_type
-    """.split()
-)
-_REDUCTIONS = frozenset(
-    """
-    reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin
-    """.split()
-)
-_LOOPS = _CHEAP | _REDUCTIONS | primitives.ELEMENTWISE | {"pad", "concatenate"}
-
 
 @dataclasses.dataclass(slots=True)
 class _Sink:
@@ -78,7 +57,6 @@ class _Sink:
 
     members: list[int]
     heavy: int  # the member that is, or -1
-    leads_in: set[int]  # members that the heavy one depends on, and it
     equations: int
     first: int  # all operations from here to the sink are members of it alone
     stored_bytes: int  # of the largest result
@@ -109,7 +87,7 @@ def fuse(
     for number in range(len(operations)):
         sink = grouping.sinks.get(number)
         if sink is not None:
-            made.append(_merged([operations[m] for m in sorted(sink.members)], flattener, outputs))
+            made.append(merged([operations[m] for m in sorted(sink.members)], flattener, outputs))
     return made
 
 
@@ -158,7 +136,6 @@ class _Grouping:
                 sink.first = number
             if is_heavy(op.kernel):
                 sink.heavy = number
-                sink.leads_in.add(number)
         for value in op.operands:
             storage = self.storage_of[value]
             self.last_read[storage] = max(self.last_read[storage], sinks[-1])
@@ -169,7 +146,6 @@ class _Grouping:
         self.sinks[number] = _Sink(
             members=[number],
             heavy=number if heavy else -1,
-            leads_in={number} if heavy else set(),
             equations=len(op.kernel.equations),
             first=number,
             stored_bytes=max((self._nbytes(v) for v in op.results), default=0),
@@ -208,7 +184,7 @@ class _Grouping:
         )
 
     def _is_worth_copying(self, op: RawOperation, sinks: tuple[int, ...]) -> bool:
-        if not all(e.primitive.name in _CHEAP for e in op.kernel.equations):
+        if not is_cheap(op.kernel):
             return False
         read, written = self._traffic(op)
         return len(sinks) <= _COPIES or 2 * read <= written
@@ -221,7 +197,7 @@ class _Grouping:
             return False
         if sink.equations + len(op.kernel.equations) > _EQUATIONS:
             return False
-        if any(n in sink.leads_in for n in readers):
+        if sink.heavy in readers:
             return False
         inside = sum(n in sink.members for n in readers)
         nbytes = max(map(self._nbytes, op.results))
@@ -271,161 +247,3 @@ class _Grouping:
             return last
         others = [max(self.sinks_of[n] or (n,)) for n in self.readers[storage] if n != number]
         return max(others, default=-1)
-
-
-def may_be_absorbed(op: RawOperation) -> bool:
-    """Whether an operation can run inside others."""
-    return not op.effectful and is_loop(op.kernel)
-
-
-def is_heavy(kernel: Kernel) -> bool:
-    """Whether a kernel is a matrix product or something like it, which others may follow."""
-    names = [e.primitive.name for e in kernel.equations]
-    return (
-        sum(name in _HEAVY for name in names) == 1
-        and all(name in _HEAVY or name in _LOOPS for name in names)
-        and not kernel.touches_part
-    )
-
-
-def is_loop(kernel: Kernel) -> bool:
-    """Whether XLA can fuse all of a kernel with others."""
-    return (
-        all(e.primitive.name in _LOOPS for e in kernel.equations)
-        and kernel.recomputable
-        and not kernel.touches_part
-    )
-
-
-def is_cheap(kernel: Kernel) -> bool:
-    """Whether XLA computes a kernel again where it is read, rather than store it."""
-    return all(e.primitive.name in _CHEAP for e in kernel.equations)
-
-
-def _merged(
-    members: Sequence[RawOperation], flattener: Flattener, outputs: Sequence[int]
-) -> RawOperation:
-    """One operation of several; the last is their sink."""
-    sink = members[-1]
-    if len(members) == 1:
-        return sink
-    merger = _Merger(flattener)
-    for op in members:
-        merger.find_operands(op)
-    for op in members:
-        merger.add(op)
-    wanted = {flattener.storages[v] for v in outputs}
-    results = [r for op in members[:-1] for r in op.results if flattener.storages[r] in wanted]
-    if results:  # in the order in which the program returns them, which is often that of its inputs
-        order = {flattener.storages[v]: k for k, v in reversed(list(enumerate(outputs)))}
-        results = sorted([*results, *sink.results], key=lambda r: order[flattener.storages[r]])
-    else:
-        results = list(sink.results)
-    named = next((op for op in members if is_heavy(op.kernel)), sink)
-    kernel = merger.kernel(flattener.cache, results)
-    return dataclasses.replace(
-        sink,
-        kernel=kernel,
-        operands=tuple(merger.operands),
-        results=tuple(results),
-        source=named.source,
-        name_stack=named.name_stack,
-    )
-
-
-class _Merger:
-    """Writes the equations of several kernels into one."""
-
-    def __init__(self, flattener: Flattener):
-        self.flattener = flattener
-        self.operands: list[int] = []
-        self._made: set[int] = set()  # storages
-        self._local: dict[int, int] = {}
-        self._builder: Any = None
-        self._equations: list[Equation] = []
-        self._next = 0
-
-    def find_operands(self, op: RawOperation) -> None:
-        """Notes what an operation reads from outside."""
-        for value in op.operands:
-            if self.flattener.storages[value] not in self._made and value not in self._local:
-                self._local[value] = len(self.operands)
-                self.operands.append(value)
-        self._made.update(self.flattener.storages[v] for v in op.results)
-        self._next = len(self.operands)
-
-    def add(self, op: RawOperation) -> None:
-        """Adds an operation, after all that it reads from."""
-        kernel = op.kernel
-        local = {n: self._read(v) for n, v in enumerate(op.operands)}
-        for e in kernel.equations:
-            operands = tuple(local[x] if isinstance(x, int) else x for x in e.operands)
-            results = tuple(range(self._next, self._next + len(e.results)))
-            self._next += len(results)
-            local.update(zip(e.results, results, strict=True))
-            self._equations.append(dataclasses.replace(e, operands=operands, results=results))
-        for value, number in zip(op.results, kernel.outputs, strict=True):
-            self._local[value] = local[number]
-
-    def _read(self, value: int) -> int:
-        found = self._local.get(value)
-        if found is None:  # a view of what an earlier member made
-            found = self._view(self._local[self.flattener.storages[value]], value)
-            self._local[value] = found
-        return found
-
-    def _view(self, whole: int, value: int) -> int:
-        avals, storage = self.flattener.avals, self.flattener.storages[value]
-        for e in view_equations(avals[storage], avals[value]):
-            operands = tuple(whole if isinstance(x, int) else x for x in e.operands)
-            whole = self._next
-            self._next += 1
-            self._equations.append(dataclasses.replace(e, operands=operands, results=(whole,)))
-        return whole
-
-    def kernel(self, cache: KernelCache, results: Sequence[int]) -> Kernel:
-        """The kernel that makes these values."""
-        avals = self.flattener.avals
-        in_avals = [avals[v] for v in self.operands]
-        return cache.kernel(
-            self._equations,
-            [self._local[v] for v in results],
-            in_avals,
-            [avals[v] for v in results],
-            in_place_operands=_overwritable(self._equations, in_avals, [avals[v] for v in results]),
-        )
-
-
-def view_equations(whole: Any, part: Any) -> list[Equation]:
-    """Equations of one operand and one result each that read a value as another shape."""
-
-    def view(x: Any) -> Any:
-        if x.dtype != part.dtype:
-            x = jax.lax.bitcast_convert_type(x, part.dtype)
-        return x.reshape(part.shape)
-
-    jaxpr, constants = jaxprs.trace(lambda x: [view(x)], [jax.ShapeDtypeStruct(*_type(whole))])
-    builder = KernelBuilder([whole])
-    builder.inline(jaxpr, constants, [0])
-    return builder.equations
-
-
-def _type(aval: Any) -> tuple[Any, Any]:
-    return aval.shape, aval.dtype
-
-
-def _overwritable(
-    equations: Sequence[Equation], in_avals: Sequence[Any], out_avals: Sequence[Any]
-) -> tuple[int, ...]:
-    """Operands that the first result may be written over: read element by element, if at all late.
-
-    Where XLA would have to copy an operand first it says so in what it allocates, and that counts.
-    """
-    found = []
-    for number, aval in enumerate(in_avals):
-        if _type(aval) != _type(out_avals[0]):
-            continue
-        read_by = [e.primitive.name for e in equations if number in e.operands]
-        if all(name in primitives.ELEMENTWISE or name in _REDUCTIONS for name in read_by):
-            found.append(number)
-    return tuple(found)

@@ -16,7 +16,8 @@ from typing import Any
 from coop_jax import _core
 from coop_jax._src import kernels
 from coop_jax._src.compiling import compile_together
-from coop_jax._src.kernels import Executable, KernelCache
+from coop_jax._src.executables import Executable
+from coop_jax._src.kernels import KernelCache
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Operation, Program
 

@@ -16,8 +16,9 @@ from coop_jax import _core
 from coop_jax._src import costs, flattening, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
+from coop_jax._src.executables import OUTSIDE, SLOT, Executable
 from coop_jax._src.flattening import SMALL_BYTES
-from coop_jax._src.kernels import OUTSIDE, SLOT, Executable, Kernel, KernelCache
+from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.values import Value, aval_of, key_of, operand_key
 
 _KEPT = 8192

@@ -18,7 +18,8 @@ from typing import Any
 
 from coop_jax._src import costs
 from coop_jax._src.flattening import SMALL_BYTES, DynamicControlFlow, Flattener, RawOperation
-from coop_jax._src.fusing import fuse, may_be_absorbed
+from coop_jax._src.fusible import may_be_absorbed
+from coop_jax._src.fusing import fuse
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.updates import run_early
 

@@ -27,10 +27,10 @@ from coop_jax import _core
 from coop_jax._src import interpreter, policies, primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
+from coop_jax._src.executables import Executable
 from coop_jax._src.executor import launch
 from coop_jax._src.externals import Externals
 from coop_jax._src.interrupts import DeferredInterrupts
-from coop_jax._src.kernels import Executable
 from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.refs import LOST, RefCell
 from coop_jax._src.runtime import Runtime

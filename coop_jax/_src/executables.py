@@ -1,0 +1,145 @@
+"""Kernels compiled: one way to run a kernel, with its outputs where the engine wants them.
+
+Which outputs XLA writes into pool slots, which ones over an input, which ones wherever it likes.
+Slots come in as donated, unused placeholder arguments; XLA pairs a donated argument with an output
+of its shape and dtype, first with first, so the outputs are ordered: slots, then in-place ones,
+then the rest. Where XLA must not be given slots (see `placement`), it allocates every output, and
+an `Executable` copies those that have a slot into it; it takes the same arguments and returns the
+same.
+
+Typed random keys are handled as their data: an executable takes and returns arrays of uint32, and
+the keys exist only inside the compiled code.
+Thread rule: made and lowered by one thread; `compile` may run on another.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from coop_jax._src import costs
+from coop_jax._src.compat import arrays, ffi
+
+if TYPE_CHECKING:
+    from coop_jax._src.kernels import Kernel
+
+OUTSIDE = -2  # XLA allocates the output
+SLOT = -1  # the output is written into a slot of the pool; >= 0: over this operand
+
+
+class Executable:
+    """One compiled way to run a kernel on one device; ready once `compile` was called.
+
+    Attributes:
+      call: `call(*slots, *operands)` returns outputs in the order of `order`.
+      donates: whether slots and overwritten operands are given to XLA. If not, outputs for slots
+        are copied there, and what should overwrite an operand is returned elsewhere.
+      order: result numbers in the order in which `call` returns them.
+      slot_results: results that go into slots, in the order of the slot arguments.
+      workspace_bytes: temporary memory XLA allocates while it runs, including outputs that XLA
+        would not write where it was told.
+      places_outputs: whether XLA writes slots and in-place outputs where it was told. From the
+        compiler's aliasing at first, corrected by the addresses seen in the first run.
+    """
+
+    __slots__ = (
+        "_failed_at",
+        "_lowered",
+        "_placed_bytes",
+        "call",
+        "checked",
+        "donates",
+        "kernel",
+        "modes",
+        "obedient_call",
+        "order",
+        "places_outputs",
+        "slot_results",
+        "workspace_bytes",
+    )
+
+    def __init__(
+        self, kernel: Kernel, modes: tuple[int, ...], device: jax.Device, *, donates: bool = True
+    ):
+        self.kernel = kernel
+        self.donates = donates
+        self.modes = modes
+        slot_results = [k for k, mode in enumerate(modes) if mode == SLOT]
+        in_place = sorted((mode, k) for k, mode in enumerate(modes) if mode >= 0)
+        outside = [k for k, mode in enumerate(modes) if mode == OUTSIDE]
+        self.slot_results = tuple(slot_results)
+        # The session's, once the outputs were seen to lie where they should: a C++ CompiledCall.
+        self.obedient_call: Any = None
+        self.order = (*slot_results, *(k for _, k in in_place), *outside)
+        slots = len(slot_results) if donates else 0
+        told_where = len(slot_results) + len(in_place)
+        order = self.order
+
+        def run(*arguments: Any) -> list[Any]:
+            results = kernel(*arguments[slots:])
+            return [arrays.as_stored(results[k]) for k in order]
+
+        donated = (*range(slots), *(slots + operand for operand, _ in in_place)) if donates else ()
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        jitted = jax.jit(run, donate_argnums=donated, keep_unused=True, in_shardings=sharding)
+        specs = [
+            spec_of(arrays.stored_aval(aval))
+            for aval in (*(kernel.out_avals[k] for k in slot_results[:slots]), *kernel.in_avals)
+        ]
+        self._failed_at = f"the operation '{kernel.label}' for {device}"
+        self._placed_bytes = sum(costs.nbytes(kernel.out_avals[k]) for k in order[:told_where])
+        with warnings.catch_warnings(), arrays.keeping_donation():
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            try:
+                self._lowered: Any = jitted.lower(*specs)
+            except Exception as error:  # no rule for this device...
+                error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
+                raise
+        self.call: Callable[..., Sequence[jax.Array]] = (
+            jitted if donates else _storing(jitted, len(slot_results))
+        )
+        self.workspace_bytes = 0
+        self.places_outputs = False
+        self.checked = False
+
+    def compile(self) -> None:
+        """Compiles; may run in another thread than the one that made this."""
+        try:
+            with arrays.caching_all():
+                memory = self._lowered.compile().memory_analysis()
+        except Exception as error:  # not enough memory to compile...
+            error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
+            raise
+        self._lowered = None
+        placed = self._placed_bytes
+        aliased = int(getattr(memory, "alias_size_in_bytes", placed)) if self.donates else 0
+        self.workspace_bytes = int(getattr(memory, "temp_size_in_bytes", 0)) + max(
+            0, placed - aliased
+        )
+        self.places_outputs = aliased >= placed
+
+
+def _storing(
+    jitted: Callable[..., Sequence[jax.Array]], slots: int
+) -> Callable[..., list[jax.Array]]:
+    """`call` of an executable that donates nothing, over a function of the operands."""
+
+    def call(*arguments: Any) -> list[jax.Array]:
+        results: list[jax.Array] = []
+        try:
+            results += jitted(*arguments[slots:])
+            stored = [ffi.store(*pair) for pair in zip(arguments[:slots], results, strict=False)]
+            return stored + results[slots:]
+        finally:  # a traceback that somebody keeps must not keep arrays
+            del arguments
+            results = []
+
+    return call
+
+
+def spec_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an abstract value."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

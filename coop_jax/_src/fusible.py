@@ -1,0 +1,64 @@
+"""Which operations XLA can fuse with others.
+
+Heavy ones (a matrix product, a convolution, random bits) can be followed by loops; loops (element
+by element, reductions, rearrangements) can be fused with each other; cheap ones cost about as much
+as reading what they compute. Everything else runs by itself: updates of a part of an array,
+gathers, sorts, programs with a body, effects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coop_jax._src import primitives
+
+if TYPE_CHECKING:
+    from coop_jax._src.flattening import RawOperation
+    from coop_jax._src.kernels import Kernel
+
+_HEAVY = frozenset(("dot_general", "conv_general_dilated", "random_bits", "threefry2x32"))
+
+# Loops that XLA fuses with others, and that cost about as much as reading what they compute.
+_CHEAP = frozenset(
+    """
+    add add_any sub mul neg max min abs sign square and or xor not select_n clamp eq ne lt le gt ge
+    floor ceil round is_finite convert_element_type broadcast_in_dim reshape squeeze expand_dims
+    transpose iota slice rev copy copy_p stop_gradient real imag conj integer_pow
+    shift_left shift_right_logical shift_right_arithmetic reduce_precision bitcast_convert_type
+    """.split()
+)
+REDUCTIONS = frozenset(
+    """
+    reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin
+    """.split()
+)
+_LOOPS = _CHEAP | REDUCTIONS | primitives.ELEMENTWISE | {"pad", "concatenate"}
+
+
+def may_be_absorbed(op: RawOperation) -> bool:
+    """Whether an operation can run inside others."""
+    return not op.effectful and is_loop(op.kernel)
+
+
+def is_heavy(kernel: Kernel) -> bool:
+    """Whether a kernel is a matrix product or something like it, which others may follow."""
+    names = [e.primitive.name for e in kernel.equations]
+    return (
+        sum(name in _HEAVY for name in names) == 1
+        and all(name in _HEAVY or name in _LOOPS for name in names)
+        and not kernel.touches_part
+    )
+
+
+def is_loop(kernel: Kernel) -> bool:
+    """Whether XLA can fuse all of a kernel with others."""
+    return (
+        all(e.primitive.name in _LOOPS for e in kernel.equations)
+        and kernel.recomputable
+        and not kernel.touches_part
+    )
+
+
+def is_cheap(kernel: Kernel) -> bool:
+    """Whether XLA computes a kernel again where it is read, rather than store it."""
+    return all(e.primitive.name in _CHEAP for e in kernel.equations)

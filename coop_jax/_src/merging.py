@@ -1,0 +1,150 @@
+"""Several operations as one kernel: their equations in one list, what is between them not stored.
+
+Views between members (reshapes, bitcasts), which cost nothing between operations, become equations
+again. Thread rule: functions of their arguments. Cost: linear in the equations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from coop_jax._src import fusible, primitives
+from coop_jax._src.compat import jaxprs
+from coop_jax._src.equations import Equation, KernelBuilder
+from coop_jax._src.kernels import Kernel, KernelCache
+
+if TYPE_CHECKING:
+    from coop_jax._src.flattening import Flattener, RawOperation
+
+
+def merged(
+    members: Sequence[RawOperation], flattener: Flattener, outputs: Sequence[int]
+) -> RawOperation:
+    """One operation of several; the last is their sink."""
+    sink = members[-1]
+    if len(members) == 1:
+        return sink
+    merger = _Merger(flattener)
+    for op in members:
+        merger.find_operands(op)
+    for op in members:
+        merger.add(op)
+    wanted = {flattener.storages[v] for v in outputs}
+    results = [r for op in members[:-1] for r in op.results if flattener.storages[r] in wanted]
+    if results:  # in the order in which the program returns them, which is often that of its inputs
+        order = {flattener.storages[v]: k for k, v in reversed(list(enumerate(outputs)))}
+        results = sorted([*results, *sink.results], key=lambda r: order[flattener.storages[r]])
+    else:
+        results = list(sink.results)
+    named = next((op for op in members if fusible.is_heavy(op.kernel)), sink)
+    kernel = merger.kernel(flattener.cache, results)
+    return dataclasses.replace(
+        sink,
+        kernel=kernel,
+        operands=tuple(merger.operands),
+        results=tuple(results),
+        source=named.source,
+        name_stack=named.name_stack,
+    )
+
+
+class _Merger:
+    """Writes the equations of several kernels into one."""
+
+    def __init__(self, flattener: Flattener):
+        self.flattener = flattener
+        self.operands: list[int] = []
+        self._made: set[int] = set()  # storages
+        self._local: dict[int, int] = {}
+        self._builder: Any = None
+        self._equations: list[Equation] = []
+        self._next = 0
+
+    def find_operands(self, op: RawOperation) -> None:
+        """Notes what an operation reads from outside."""
+        for value in op.operands:
+            if self.flattener.storages[value] not in self._made and value not in self._local:
+                self._local[value] = len(self.operands)
+                self.operands.append(value)
+        self._made.update(self.flattener.storages[v] for v in op.results)
+        self._next = len(self.operands)
+
+    def add(self, op: RawOperation) -> None:
+        """Adds an operation, after all that it reads from."""
+        kernel = op.kernel
+        local = {n: self._read(v) for n, v in enumerate(op.operands)}
+        for e in kernel.equations:
+            operands = tuple(local[x] if isinstance(x, int) else x for x in e.operands)
+            results = tuple(range(self._next, self._next + len(e.results)))
+            self._next += len(results)
+            local.update(zip(e.results, results, strict=True))
+            self._equations.append(dataclasses.replace(e, operands=operands, results=results))
+        for value, number in zip(op.results, kernel.outputs, strict=True):
+            self._local[value] = local[number]
+
+    def _read(self, value: int) -> int:
+        found = self._local.get(value)
+        if found is None:  # a view of what an earlier member made
+            found = self._view(self._local[self.flattener.storages[value]], value)
+            self._local[value] = found
+        return found
+
+    def _view(self, whole: int, value: int) -> int:
+        avals, storage = self.flattener.avals, self.flattener.storages[value]
+        for e in view_equations(avals[storage], avals[value]):
+            operands = tuple(whole if isinstance(x, int) else x for x in e.operands)
+            whole = self._next
+            self._next += 1
+            self._equations.append(dataclasses.replace(e, operands=operands, results=(whole,)))
+        return whole
+
+    def kernel(self, cache: KernelCache, results: Sequence[int]) -> Kernel:
+        """The kernel that makes these values."""
+        avals = self.flattener.avals
+        in_avals = [avals[v] for v in self.operands]
+        return cache.kernel(
+            self._equations,
+            [self._local[v] for v in results],
+            in_avals,
+            [avals[v] for v in results],
+            in_place_operands=_overwritable(self._equations, in_avals, [avals[v] for v in results]),
+        )
+
+
+def view_equations(whole: Any, part: Any) -> list[Equation]:
+    """Equations of one operand and one result each that read a value as another shape."""
+
+    def view(x: Any) -> Any:
+        if x.dtype != part.dtype:
+            x = jax.lax.bitcast_convert_type(x, part.dtype)
+        return x.reshape(part.shape)
+
+    jaxpr, constants = jaxprs.trace(lambda x: [view(x)], [jax.ShapeDtypeStruct(*_type(whole))])
+    builder = KernelBuilder([whole])
+    builder.inline(jaxpr, constants, [0])
+    return builder.equations
+
+
+def _type(aval: Any) -> tuple[Any, Any]:
+    return aval.shape, aval.dtype
+
+
+def _overwritable(
+    equations: Sequence[Equation], in_avals: Sequence[Any], out_avals: Sequence[Any]
+) -> tuple[int, ...]:
+    """Operands that the first result may be written over: read element by element, if at all late.
+
+    Where XLA would have to copy an operand first it says so in what it allocates, and that counts.
+    """
+    found = []
+    for number, aval in enumerate(in_avals):
+        if _type(aval) != _type(out_avals[0]):
+            continue
+        read_by = [e.primitive.name for e in equations if number in e.operands]
+        if all(name in primitives.ELEMENTWISE or name in fusible.REDUCTIONS for name in read_by):
+            found.append(number)
+    return tuple(found)
