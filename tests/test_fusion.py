@@ -163,7 +163,7 @@ def test_updates_that_share_a_norm_wait_for_all_gradients() -> None:
         places.add(tuple(a.unsafe_buffer_pointer() for a in jax.tree.leaves(state) if a.ndim))
     assert len(places) == 1
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.array(a), b, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(np.array(a), b, rtol=1e-3, atol=2e-5)
 
 
 def test_what_is_read_after_the_gradient_is_not_overwritten_before() -> None:

@@ -54,8 +54,12 @@ class Flattener:
       fixed_outside: storages that stay where they are: constants and inputs that are not donated.
     """
 
-    def __init__(self, cache: KernelCache, kept_inputs: Sequence[bool]):
+    def __init__(
+        self, cache: KernelCache, kept_inputs: Sequence[bool], *, calls_apart: bool = False
+    ):
+        """`calls_apart`: also calls that could run as one operation, as fusion chooses better."""
         self.cache = cache
+        self._calls_apart = calls_apart
         self._kept_inputs = kept_inputs
         self.avals: list[Any] = []
         self.storages: list[int] = []
@@ -176,7 +180,8 @@ class Flattener:
             return self._of_reference(eqn, operands)
         body = jaxprs.call_body(eqn.primitive, eqn.params)
         nested = body is not None or name in primitives.CONTROL_FLOW
-        if nested and not grouping.is_group(eqn.primitive, eqn.params, eqn.effects):
+        apart = self._calls_apart and body is not None
+        if nested and (apart or not grouping.is_group(eqn.primitive, eqn.params, eqn.effects)):
             if body is not None:
                 return self._walk(body[0], [self._constant(c) for c in body[1]], operands)
             return self._control_flow(eqn, operands)

@@ -28,6 +28,7 @@ ELEMENTWISE = frozenset(
     add add_any sub mul div rem max min pow atan2 nextafter neg sign floor ceil round exp exp2
     log log1p expm1 tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh sqrt rsqrt cbrt
     square integer_pow logistic erf erfc erf_inv lgamma digamma abs and or xor not clamp
+    one_minus_square log2 polynomial complex
     select_n shift_left shift_right_logical shift_right_arithmetic is_finite population_count
     clz real imag conj
     """.split()

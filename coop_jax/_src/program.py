@@ -103,7 +103,7 @@ def build_program(
       DynamicControlFlow: the program holds a `cond` or `while`, so it has no fixed order.
       NotImplementedError: something that cannot run here, with primitive and source line.
     """
-    flattener = Flattener(cache, [not d for d in donated])
+    flattener = Flattener(cache, [not d for d in donated], calls_apart=fusion)
     inputs, outputs = flattener.flatten(jaxpr, constants)
     storage_of = flattener.storages
     operations = _live_operations(flattener.operations, storage_of, outputs)
