@@ -166,6 +166,25 @@ def test_updates_that_share_a_norm_wait_for_all_gradients() -> None:
         np.testing.assert_allclose(np.array(a), b, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("tx", [ADAM, optax.sgd(0.1, momentum=0.9), optax.adamw(1e-3)])
+def test_each_donated_array_keeps_its_address(tx: Any) -> None:
+    """Moments and parameters are of one shape: each new one takes the place of its own old one."""
+
+    def step(params: Any, state: Any, x: jax.Array) -> Any:
+        grads = jax.grad(layers)(params, x)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = adam_first()[0]
+    fused = coop_jax.run(step, donate_argnums=(0, 1), fusion=True)
+    state = params, jax.tree.map(np.array, tx.init(params))
+    places = []
+    for _ in range(4):
+        state = fused(*state, np.ones((64, 64), np.float32))
+        places.append([a.unsafe_buffer_pointer() for a in jax.tree.leaves(state) if a.ndim])
+    assert all(p == places[0] for p in places)
+
+
 def test_what_is_read_after_the_gradient_is_not_overwritten_before() -> None:
     """The weights are read once more when their gradient is long there."""
 

@@ -218,21 +218,26 @@ def _choose_in_place(
 
     for index, op in enumerate(operations):
         candidates = [
-            (storage_of[op.operands[n]] not in chosen.origin, n)
+            (chosen.origin.get(storage_of[op.operands[n]], len(inputs)), n)
             for n in op.kernel.in_place_operands
             if dies(op, index, n)
         ]
+        taken = -1
         if candidates and flattener.can_lie_in_pool(avals[op.results[0]]):
-            pair(op, index, 0, min(candidates)[1])
+            taken = min(candidates)[1]
+            pair(op, index, 0, taken)
         if not op.kernel.is_group:
             continue
         # A group (an optimizer's update, say): what it replaces of the donated inputs, in order.
         free = [
             n
             for n, v in enumerate(op.operands)
-            if storage_of[v] in chosen.origin and dies(op, index, n)
+            if n != taken and storage_of[v] in chosen.origin and dies(op, index, n)
         ]
+        free.sort(key=lambda n: chosen.origin[storage_of[op.operands[n]]])
         for k, result in enumerate(op.results):
+            if (index, k) in chosen.pairs:
+                continue
             wanted = avals[result]
             for n in free if storage_of[result] in kept else ():
                 aval = avals[op.operands[n]]
