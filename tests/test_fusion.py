@@ -41,6 +41,10 @@ def test_a_product_takes_what_follows_and_not_what_goes_in() -> None:
     assert found == ["tanh", "dot_general broadcast_in_dim add tanh"]
 
 
+def test_a_program_without_operations_is_fused_too() -> None:
+    assert labels(lambda x: x, X) == []
+
+
 def test_two_products_are_never_one() -> None:
     assert len(labels(lambda x: x @ x + (x.T @ x), X)) >= 2
 
@@ -48,6 +52,12 @@ def test_two_products_are_never_one() -> None:
 def test_what_is_larger_than_the_result_is_not_hidden_inside() -> None:
     big = jax.ShapeDtypeStruct((1024, 64), jnp.float32)
     assert labels(lambda x, w: (x @ w).sum(), big, X) == ["dot_general", "reduce_sum"]
+
+
+def test_not_too_much_is_read_at_once() -> None:
+    """A sum of sixteen arrays as one operation would need all of them."""
+    found = labels(lambda *xs: sum(x * 2 for x in xs), *[X] * 16)
+    assert 3 <= len(found) <= 8
 
 
 def test_cheap_values_are_computed_where_they_are_read() -> None:

@@ -11,7 +11,9 @@ An operation is absorbed where that costs the planner nothing:
     that one is not absorbed with it, as XLA would have to lay it out in memory of its own;
   * what lives longer for it is no more than what need not be stored: nothing that a plan could have
     dropped is kept alive by fusion;
-  * what XLA has to store inside is no larger than what the sink writes.
+  * what XLA has to store inside is no larger than what the sink writes;
+  * what is read at once stays within twice of what the most demanding single operation holds, so
+    that small budgets still suffice.
 Updates of a donated array are absorbed though they are results of the program: those of one
 parameter (its moments, itself) run together.
 
@@ -42,6 +44,9 @@ _OPERANDS = 48
 # An operation that is not absorbed by this many readers or fewer is run by itself: what it computes
 # is read from memory then, which costs about as much as to compute it.
 _COPIES = 8
+
+# What a fused operation reads and writes, in terms of the most that a single one does.
+_AT_ONCE = 2.0
 
 # What XLA may have to store inside an operation whatever its sink writes.
 _INSIDE_BYTES = 1 << 16
@@ -117,6 +122,13 @@ class _Grouping:
         # Where each storage is read last, sinks counted where they run.
         self.last_read = {s: max(numbers) for s, numbers in self.readers.items()}
         self.maker = {self.storage_of[v]: n for n, op in enumerate(operations) for v in op.results}
+        self.most_at_once = _AT_ONCE * max(
+            (
+                sum(map(self._nbytes, {self.storage_of[v] for v in (*op.operands, *op.results)}))
+                for op in operations
+            ),
+            default=0,
+        )
         self.lives_on = self.outputs | (flattener.fixed_outside - self.maker.keys())
 
     def place(self, number: int) -> None:
@@ -204,8 +216,13 @@ class _Grouping:
         must_store = heavy or inside > 1 or not is_cheap(op.kernel)
         if must_store and nbytes > max(sink.stored_bytes, _INSIDE_BYTES):
             return False
-        operands = {v for m in sink.members for v in self.operations[m].operands}
-        return len(operands | set(op.operands)) <= _OPERANDS
+        members = [op, *(self.operations[m] for m in sink.members)]
+        made = {self.storage_of[v] for m in members for v in m.results}
+        read = {self.storage_of[v] for m in members for v in m.operands} - made
+        # Results of the program are assumed to take the place of what they replace.
+        written = {self.storage_of[v] for v in members[1].results} - self.outputs
+        at_once = sum(map(self._nbytes, read | written))
+        return len(read) <= _OPERANDS and at_once <= self.most_at_once
 
     def _accepts_any(self, sink: _Sink) -> bool:
         last = self.operations[sink.members[0]]

@@ -4,7 +4,10 @@ For each of the paper's networks at its size: recompute overhead at shares of th
 and, for each way of placing checkpoints by hand, at the peak that it needs. Seconds are those of
 the cost model, so but for the planning times the table is the same on every machine.
 
+With --fusion all programs are fused, those with checkpoints too; shares are then of the fused peak.
+
     python -m tests.benchmarks.plans [--networks bert,unet] [--ratios 0.9,0.5] [--profile NAME]
+        [--fusion]
 """
 
 from __future__ import annotations
@@ -66,9 +69,11 @@ class Tally:
             self.above.append(f"{where}: {text(ahead)}, {', '.join(better)}")
 
 
-def compare(network: Network, ratios: Sequence[float], profile: str, tally: Tally) -> None:
+def compare(
+    network: Network, ratios: Sequence[float], profile: str, tally: Tally, *, fusion: bool
+) -> None:
     """Prints the rows of a network."""
-    program = traced(network, "paper")
+    program = traced(network, "paper", fusion=fusion)
     plain = unbudgeted(program, profile)
     peak = plain.unbudgeted_peak_bytes
     budgets = [int(ratio * peak) for ratio in ratios]
@@ -91,7 +96,8 @@ def compare(network: Network, ratios: Sequence[float], profile: str, tally: Tall
     for remat in network.remat:
         if remat == "none":
             continue
-        static = checkpointed(network, remat, traced(network, "paper", remat), profile, plain)
+        by_hand = traced(network, "paper", remat, fusion=fusion)
+        static = checkpointed(network, remat, by_hand, profile, plain)
         (same,) = overheads(program, "lookahead", [static.peak_bytes], profile)
         print(
             f"  {static.ratio:>10.1%}  lookahead {text(same):>7}  {remat} {text(static.overhead)}",
@@ -106,11 +112,12 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(EIGHT))
     parser.add_argument("--ratios", default="0.9,0.8,0.7,0.6,0.5,0.4,0.3")
     parser.add_argument("--profile", default="a100-80gb-fp32", choices=list(DEVICE_BYTES))
+    parser.add_argument("--fusion", action="store_true")
     flags = parser.parse_args()
     ratios = [float(x) for x in flags.ratios.split(",")]
     tally = Tally()
     for name in flags.networks.split(","):
-        compare(NETWORKS[name], ratios, flags.profile, tally)
+        compare(NETWORKS[name], ratios, flags.profile, tally, fusion=flags.fusion)
     if tally.to_coop:
         mean = statistics.fmean(tally.to_coop)
         print(f"lookahead / Coop, mean of {len(tally.to_coop)} budgets that both fit: {mean:.2f}")

@@ -152,12 +152,17 @@ class Evaluation:
 
 
 def traced(
-    network: Network, size: Size, remat: str = "none", batch: int | None = None
+    network: Network,
+    size: Size,
+    remat: str = "none",
+    batch: int | None = None,
+    *,
+    fusion: bool = False,
 ) -> coop_jax.TracedProgram:
-    """The program of a train step."""
+    """The program of a train step; the evaluation runs it primitive by primitive, as the paper."""
     step = network.make_step(size, remat, batch)  # type: ignore[arg-type]
     return coop_jax.trace_program(
-        step.fn, *step.arguments, donate_argnums=step.donate_argnums, fusion=False
+        step.fn, *step.arguments, donate_argnums=step.donate_argnums, fusion=fusion
     )
 
 
