@@ -76,6 +76,7 @@ def step(network: str, method: str, ratio: float) -> Row:
         "overhead": overhead,
         "compute_seconds": 1.0,
         "recompute_seconds": overhead,
+        "repeated_seconds": overhead / 4,
         "operations": 1000,
         "evictions": 100,
         "rematerialisations": 200,

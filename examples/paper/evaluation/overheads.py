@@ -7,9 +7,11 @@ as many plans made at once as it has cores: compare them only with each other.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import coop_jax
+from coop_jax._src.costs import PROFILES  # rates of the named devices
 from examples.paper.evaluation.methods import GIVE_UP, METHODS
 from examples.paper.evaluation.tables import Overhead
 from examples.paper.networks import Network
@@ -45,16 +47,29 @@ def overheads(
 ) -> list[Overhead]:
     """The rows of a method, one for each ratio of `peak_bytes`."""
     budgets = [int(peak_bytes * ratio) for ratio in ratios]
+    seconds = program.cost_seconds(PROFILES[profile])
     return [
-        _row(network, method, ratio, peak_bytes, simulation)
+        _row(network, method, ratio, peak_bytes, simulation, _repeated(simulation, seconds))
         for ratio, simulation in zip(
             ratios, simulations(program, method, budgets, profile), strict=True
         )
     ]
 
 
+def _repeated(simulation: coop_jax.Simulation, seconds: Sequence[float]) -> float:
+    """Time in operations that had been recomputed before, in a plan."""
+    runs = (action for action in simulation.actions if len(action) == 4)
+    times = collections.Counter(number for _, number, again, _ in runs if again)
+    return sum(seconds[number] * (count - 1) for number, count in times.items())
+
+
 def _row(
-    network: Network, method: str, ratio: float, peak_bytes: int, simulation: coop_jax.Simulation
+    network: Network,
+    method: str,
+    ratio: float,
+    peak_bytes: int,
+    simulation: coop_jax.Simulation,
+    repeated_seconds: float,
 ) -> Overhead:
     assert simulation.budget_bytes is not None
     return Overhead(
@@ -69,6 +84,7 @@ def _row(
         overhead=simulation.overhead,
         compute_seconds=simulation.compute_seconds,
         recompute_seconds=simulation.recompute_seconds,
+        repeated_seconds=repeated_seconds,
         operations=simulation.operations,
         evictions=simulation.evictions,
         rematerialisations=simulation.rematerialisations,

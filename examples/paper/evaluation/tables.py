@@ -22,8 +22,9 @@ class Overhead:
     """A simulated step (overhead.csv). See `coop_jax.Simulation` for the numbers.
 
     `ratio` and `unbudgeted_peak_bytes` are of Coop's unbudgeted peak, for every method, so that a
-    ratio is the same budget for all. In a row that is not feasible only the numbers that say
-    which row it is mean something.
+    ratio is the same budget for all. `repeated_seconds` is what of `recompute_seconds` went into
+    operations that had been recomputed before. In a row that is not feasible only the numbers that
+    say which row it is mean something.
     """
 
     network: str
@@ -37,6 +38,7 @@ class Overhead:
     overhead: float
     compute_seconds: float
     recompute_seconds: float
+    repeated_seconds: float
     operations: int
     evictions: int
     rematerialisations: int

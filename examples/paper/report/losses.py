@@ -27,12 +27,16 @@ class Loss:
 
     def cells(self) -> tuple[str, ...]:
         """The row of the page's table."""
-        where = ", ".join(
-            f"{row.ratio:.0%} ({percent(row.overhead) if row.feasible else 'OOM'})"
-            for row in self.rows
-        )
+        where = ", ".join(f"{row.ratio:.0%} ({_cost(row)})" for row in self.rows)
         rival = f"{percent(self.rival.ratio, 1)}, {percent(self.rival.overhead, 1)}"
         return title(self.network), rival, LOOKS[self.method].label, where
+
+
+def _cost(row: Overhead) -> str:
+    if not row.feasible:
+        return "OOM"
+    repeated = row.repeated_seconds / row.compute_seconds if row.compute_seconds else 0.0
+    return f"{percent(row.overhead)}, {percent(repeated)} again"
 
 
 def find(r: Results) -> list[Loss]:

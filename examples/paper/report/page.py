@@ -186,7 +186,8 @@ def _losses(r: Results) -> list[Block]:
         Text("Where per-layer checkpointing wins", 2),
         Text(
             "Budgets at which a policy recomputes more than per-layer checkpointing, or is out of"
-            " memory, although it may use as much as that needs or more."
+            " memory, although it may use as much as that needs or more. Again: the part that went"
+            " into operations that had been recomputed before, as no checkpoint by hand does."
         ),
     ]
     if not any(row.remat == "per-layer" for row in r.static) or not r.overhead:

@@ -83,7 +83,8 @@ def panels(count: int, columns: int = 4, height: float = 2.9) -> tuple[Figure, l
 
 def legend(figure: Figure, handles: Sequence[Any], columns: int = 4) -> None:
     """One legend above all panels."""
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, len(handles)))
+    ncols = len(handles) if len(handles) <= columns + 1 else columns  # no row of a single one
+    figure.legend(handles=handles, loc="outside upper center", ncols=ncols)
 
 
 def percent_axis(axis: Any) -> None:
