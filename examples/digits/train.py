@@ -31,12 +31,15 @@ flags.DEFINE_string(
     "a fraction such as 0.5 of what the step needs without a budget, a number of bytes, a size such"
     " as 48MiB, or 'none'",
 )
-flags.DEFINE_enum("policy", "coop", ["coop", "dtr", "dte"], "what decides which tensors to evict")
+flags.DEFINE_enum(
+    "policy", "coop", ["coop", "lookahead", "dtr", "dte"], "what decides which tensors to evict"
+)
 flags.DEFINE_integer("epochs", 8, "passes over the training images", lower_bound=1)
 flags.DEFINE_integer("batch", 128, "images of one step", lower_bound=1, upper_bound=1437)
 flags.DEFINE_integer("seed", 0, "of the parameters, the split and the shuffling", lower_bound=0)
 flags.DEFINE_bool("verify", False, "train again without a budget and compare all parameters")
 flags.DEFINE_bool("eager", False, "use coop_jax.remat_eager in place of coop_jax.run")
+flags.DEFINE_bool("fusion", False, "compile operations together that XLA can fuse")
 
 WANTED_ACCURACY = 0.97
 TEST_IMAGES = 360
@@ -125,11 +128,15 @@ def count_correct(params: Any, images: jax.Array, labels: jax.Array) -> jax.Arra
     return jnp.sum(logits.argmax(-1) == labels)
 
 
-def budgeted(budget: Budget, policy: str = "coop", eager: bool = False) -> Any:
+def budgeted(
+    budget: Budget, policy: str = "coop", eager: bool = False, fusion: bool = False
+) -> Any:
     """The train step under a budget: all that changes in a program that exists."""
+    if eager and fusion:
+        raise ValueError("--fusion is for coop_jax.run, which sees the whole program: not --eager")
     if eager:
         return coop_jax.remat_eager(train_step, budget=budget, policy=policy)
-    return coop_jax.run(train_step, budget=budget, policy=policy, donate_argnums=(0, 1))
+    return coop_jax.run(train_step, budget, policy, donate_argnums=(0, 1), fusion=fusion)
 
 
 def train(step: Any, budget: Budget, digits: Digits, epochs: int, batch: int, seed: int) -> Result:
@@ -247,7 +254,7 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # not which accelerators JAX looks for and does not find
     budget = parse_budget(FLAGS.budget)
     try:
-        step = budgeted(budget, FLAGS.policy, FLAGS.eager)
+        step = budgeted(budget, FLAGS.policy, FLAGS.eager, FLAGS.fusion)
     except ValueError as error:
         sys.exit(f"--budget={FLAGS.budget}: {error}")
     digits = load_digits(FLAGS.seed)
@@ -267,7 +274,7 @@ def main(argv: list[str]) -> None:
     problems = []
     if FLAGS.verify:
         say("--verify: the same training without a budget")
-        free = budgeted(None, FLAGS.policy, FLAGS.eager)
+        free = budgeted(None, FLAGS.policy, FLAGS.eager, FLAGS.fusion)
         reference = train(free, None, digits, **settings)
         say("")
         equal = same_bits(result.params, reference.params)
