@@ -22,10 +22,12 @@ def few_steps(step: Any, steps: int = 3, batch: int = 64) -> tuple[Any, coop_jax
     return jax.tree.map(np.array, params), step.runtime.stats()
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["run", "eager"])
-def test_half_of_the_memory_gives_the_same_bits(eager: bool) -> None:
-    wanted, free = few_steps(digits.budgeted(None, eager=eager))
-    params, stats = few_steps(digits.budgeted(free.peak_bytes // 2, eager=eager))
+@pytest.mark.parametrize(
+    "settings", [{}, {"eager": True}, {"fusion": True}], ids=["run", "eager", "fused"]
+)
+def test_half_of_the_memory_gives_the_same_bits(settings: dict[str, bool]) -> None:
+    wanted, free = few_steps(digits.budgeted(None, **settings))
+    params, stats = few_steps(digits.budgeted(free.peak_bytes // 2, **settings))
     assert digits.same_bits(params, wanted)
     assert stats.peak_bytes <= free.peak_bytes // 2
     assert stats.evictions > 0
