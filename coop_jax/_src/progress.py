@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: with tqdm if that is installed, else none."""
+"""Progress of long work on a terminal: with tqdm if that is installed, else none."""
 
 from __future__ import annotations
 
