@@ -88,11 +88,13 @@ def fuse(
     grouping = _Grouping(operations, flattener, outputs)
     for number in reversed(range(len(operations))):
         grouping.place(number)
+    returned = {flattener.storages[v]: k for k, v in reversed(list(enumerate(outputs)))}
     made = []
     for number in range(len(operations)):
         sink = grouping.sinks.get(number)
         if sink is not None:
-            made.append(merged([operations[m] for m in sorted(sink.members)], flattener, outputs))
+            members = [operations[m] for m in sorted(sink.members)]
+            made.append(merged(members, flattener, returned))
     return made
 
 
@@ -216,11 +218,11 @@ class _Grouping:
         must_store = heavy or inside > 1 or not is_cheap(op.kernel)
         if must_store and nbytes > max(sink.stored_bytes, _INSIDE_BYTES):
             return False
-        members = [op, *(self.operations[m] for m in sink.members)]
-        made = {self.storage_of[v] for m in members for v in m.results}
-        read = {self.storage_of[v] for m in members for v in m.operands} - made
+        members = [self.operations[m] for m in sink.members]
+        made = {self.storage_of[v] for m in (op, *members) for v in m.results}
+        read = {self.storage_of[v] for m in (op, *members) for v in m.operands} - made
         # Results of the program are assumed to take the place of what they replace.
-        written = {self.storage_of[v] for v in members[1].results} - self.outputs
+        written = {self.storage_of[v] for v in members[0].results} - self.outputs
         at_once = sum(map(self._nbytes, read | written))
         return len(read) <= _OPERANDS and at_once <= self.most_at_once
 

@@ -7,7 +7,7 @@ again. Thread rule: functions of their arguments. Cost: linear in the equations.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 
 
 def merged(
-    members: Sequence[RawOperation], flattener: Flattener, outputs: Sequence[int]
+    members: Sequence[RawOperation], flattener: Flattener, returned: Mapping[int, int]
 ) -> RawOperation:
-    """One operation of several; the last is their sink."""
+    """One operation of several; the last is their sink.
+
+    Args:
+      members: in program order.
+      flattener: whose values they are of.
+      returned: storages that are results of the program, and where they are among them.
+    """
     sink = members[-1]
     if len(members) == 1:
         return sink
@@ -33,13 +39,11 @@ def merged(
         merger.find_operands(op)
     for op in members:
         merger.add(op)
-    wanted = {flattener.storages[v] for v in outputs}
-    results = [r for op in members[:-1] for r in op.results if flattener.storages[r] in wanted]
-    if results:  # in the order in which the program returns them, which is often that of its inputs
-        order = {flattener.storages[v]: k for k, v in reversed(list(enumerate(outputs)))}
-        results = sorted([*results, *sink.results], key=lambda r: order[flattener.storages[r]])
-    else:
-        results = list(sink.results)
+    storage_of = flattener.storages
+    results = [r for op in members[:-1] for r in op.results if storage_of[r] in returned]
+    results += sink.results
+    if len(results) > len(sink.results):  # in the program's order, often that of its arguments
+        results.sort(key=lambda r: returned[storage_of[r]])
     named = next((op for op in members if fusible.is_heavy(op.kernel)), sink)
     kernel = merger.kernel(flattener.cache, results)
     return dataclasses.replace(
@@ -60,7 +64,6 @@ class _Merger:
         self.operands: list[int] = []
         self._made: set[int] = set()  # storages
         self._local: dict[int, int] = {}
-        self._builder: Any = None
         self._equations: list[Equation] = []
         self._next = 0
 

@@ -17,9 +17,6 @@ from __future__ import annotations
 import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
 
 import dataclasses
-import importlib.metadata
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +27,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from examples.paper.networks import NETWORKS
-from tests.benchmarks import plain_jax
+from tests.benchmarks import machine, plain_jax
 
 _KNOWN = ("cnn", "gpt", "unet", "bilstm", "bert", "gpt3", "swin", "resnet50")
 _PROGRAMS = flags.DEFINE_list("programs", list(_KNOWN[:6]), f"Which of {', '.join(_KNOWN)}.")
@@ -157,13 +154,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unknown arguments: {argv[1:]}")
     if unknown := set(_PROGRAMS.value) - set(_KNOWN):
         raise app.UsageError(f"unknown programs: {sorted(unknown)}")
-    packages = ("coop-jax", "jax", "jaxlib", "flax", "optax")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    print(
-        f"{versions}, Python {platform.python_version()};"
-        f" {jax.devices()[0].platform}, {os.cpu_count()} CPUs,"
-        f" load {os.getloadavg()[0]:.1f}; {_REPEATS.value} rounds after {_WARMUPS.value}"
-    )
+    print(machine.heading(_REPEATS.value, _WARMUPS.value))
     for name in _PROGRAMS.value:
         _print_program(name)
 

@@ -18,9 +18,6 @@ from __future__ import annotations
 import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
 
 import dataclasses
-import importlib.metadata
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,7 +26,7 @@ from collections.abc import Callable, Sequence
 import jax
 from absl import app, flags
 
-from tests.benchmarks import plain_jax
+from tests.benchmarks import machine, plain_jax
 
 _PROGRAMS = flags.DEFINE_list("programs", ["cnn", "gpt"], "Which train steps to time.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
@@ -174,13 +171,7 @@ def main(argv: Sequence[str]) -> None:
     unknown = set(_PROGRAMS.value) - set(plain_jax.PROGRAMS)
     if unknown:
         raise app.UsageError(f"unknown programs: {sorted(unknown)}")
-    packages = ("coop-jax", "jax", "jaxlib", "flax", "optax")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    print(
-        f"{versions}, Python {platform.python_version()};"
-        f" {jax.devices()[0].platform}, {os.cpu_count()} CPUs,"
-        f" load {os.getloadavg()[0]:.1f}; {_REPEATS.value} rounds after {_WARMUPS.value}"
-    )
+    print(machine.heading(_REPEATS.value, _WARMUPS.value))
     for name in _PROGRAMS.value:
         _print_program(name, _WARMUPS.value, _REPEATS.value)
 
