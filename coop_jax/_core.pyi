@@ -463,11 +463,15 @@ def make_plan(
     timed: bool = False,
     max_recomputations: int = 0,
     max_tried_recomputations: int = 0,
+    max_recompute_seconds: float = 0,
+    worth: Sequence[float] = ...,
 ) -> Plan:
     """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
 
-    None that recomputes more than ``max_recomputations`` operations (0: any number), or for which
-    more than ``max_tried_recomputations`` were tried, undone ones included.
+    None that recomputes more than ``max_recomputations`` operations (0: any number), or for longer
+    than ``max_recompute_seconds``, or for which more than ``max_tried_recomputations`` were tried,
+    undone ones included. ``worth`` holds factors
+    of the scores of storages, from 0 to 1e6; empty: 1 each.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.

@@ -226,6 +226,12 @@ void Engine::SetNextRead(StorageId storage, double at_seconds) {
   impl_->memory.SetNextRead(storage, at_seconds);
 }
 
+void Engine::SetWorth(StorageId storage, double factor) {
+  Known(impl_->memory, storage);
+  Require(factor >= 0 && factor <= kMostWorth, "a worth is a number from 0 to kMostWorth");
+  impl_->memory.SetWorth(storage, factor);
+}
+
 const std::vector<StorageId>& Engine::freed() const { return impl_->memory.freed; }
 const std::vector<OperationId>& Engine::retired() const { return impl_->memory.retired; }
 

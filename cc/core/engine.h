@@ -133,6 +133,10 @@ class Engine {
   void SetNow(double program_seconds);
   // When, on that clock, the front end will read the storage next. Not negative.
   void SetNextRead(StorageId storage, double at_seconds);
+  // How much more (or less) than its score says a storage is worth keeping; 1 if nothing is said,
+  // from 0 to kMostWorth. Of every heuristic's scores.
+  static constexpr double kMostWorth = 1e6;
+  void SetWorth(StorageId storage, double factor);
 
   // --- Looking ---
 

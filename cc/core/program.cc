@@ -113,6 +113,8 @@ class Planner {
   uint8_t& Role(int32_t storage) { return role_[static_cast<size_t>(storage)]; }
 
   void Prepare() {
+    Require(options_.worth.empty() || options_.worth.size() == program_.storage_bytes.size(),
+            "worth must be empty or parallel to storage_bytes");
     engine_ids_.assign(program_.storage_bytes.size(), kNone);
     role_.assign(program_.storage_bytes.size(), 0);
     for (const int32_t storage : program_.outputs) Role(storage) |= kOutput;
@@ -171,8 +173,11 @@ class Planner {
   }
 
   [[nodiscard]] bool Thrashes() const {
-    return options_.max_recomputations > 0 &&
-           engine_.stats().recomputations > options_.max_recomputations;
+    const Stats& stats = engine_.stats();
+    return (options_.max_recomputations > 0 &&
+            stats.recomputations > options_.max_recomputations) ||
+           (options_.max_recompute_seconds > 0 &&
+            stats.recompute_seconds > options_.max_recompute_seconds);
   }
 
   bool FailThrashing(int32_t operation) {
@@ -194,6 +199,9 @@ class Planner {
     const auto index = static_cast<size_t>(id);
     if (program_storages_.size() <= index) program_storages_.resize(index + 1, kNone);
     program_storages_[index] = storage;
+    if (!options_.worth.empty()) {
+      engine_.SetWorth(id, options_.worth[static_cast<size_t>(storage)]);
+    }
   }
 
   bool AddInputs() {

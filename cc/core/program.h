@@ -73,6 +73,9 @@ struct PlanOptions {
   // More recomputed operations than this are as good as no plan; 0: any number.
   int64_t max_recomputations = 0;
   int64_t max_tried_recomputations = 0;  // those that were undone, too; 0: any number
+  double max_recompute_seconds = 0;      // more of them are as good as no plan; 0: any number
+  // By program storage: factors of the scores (see Engine::SetWorth); empty: 1 each.
+  std::vector<double> worth;
 };
 
 struct Plan {

@@ -63,9 +63,10 @@ class Residency {
   [[nodiscard]] bool IsWorthKeeping(StorageId id) const {
     return options_.policy.keep_demanded && demand_.IsDemanded(id);
   }
-  // What evicting a resident storage costs, by the policy. Never not-a-number. Inline: the window
-  // search asks it of every block.
-  [[nodiscard]] double Score(StorageId id) const {
+  // What evicting a resident storage costs, by the policy and what it is worth to the front end.
+  // Never not-a-number. Inline: the window search asks it of every block.
+  [[nodiscard]] double Score(StorageId id) const { return upcoming_.Worth(id) * PolicyScore(id); }
+  [[nodiscard]] double PolicyScore(StorageId id) const {
     const Storage& storage = graph_.storage(id);
     const Hold& hold = holds_[static_cast<size_t>(id)];
     // Nothing will read it but recomputations, and none of those under way: it goes first.
@@ -144,6 +145,7 @@ class Residency {
   // --- What is known of the future ---
   void SetNow(double program_seconds) { upcoming_.SetNow(program_seconds); }
   void SetNextRead(StorageId id, double at_seconds) { upcoming_.SetNextRead(id, at_seconds); }
+  void SetWorth(StorageId id, double factor) { upcoming_.SetWorth(id, factor); }
 
   [[nodiscard]] int32_t pins(StorageId id) const { return holds_[static_cast<size_t>(id)].pins; }
   [[nodiscard]] int32_t protects(StorageId id) const {

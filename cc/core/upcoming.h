@@ -1,8 +1,9 @@
-// When the front end will read what, where it knows.
+// What the front end knows ahead: when it will read what, and what is worth how much to it.
 //
 // Model: time is the program's: the cost of the operations that the front end has asked for, each
 // counted once. It says how far the program is, and for a storage at what time it will be read
-// next. Nobody has to say anything; a storage of which nothing was said is unknown.
+// next. Nobody has to say anything; a storage of which nothing was said is unknown. The score of a
+// storage is multiplied by its worth, 1 if nothing was said: what a search over plans varies.
 // Invariant: what is said holds until something else is said; of a new storage nothing was said.
 // (Dead ones keep it, so that a transaction that is undone has nothing to restore.)
 // Thread rule: one thread at a time. Complexity: O(1).
@@ -33,6 +34,16 @@ class Upcoming {
   void Forget(StorageId storage) {
     const auto index = static_cast<size_t>(storage);
     if (index < at_seconds_.size()) at_seconds_[index] = kUnknown;
+    if (index < worth_.size()) worth_[index] = 1;
+  }
+  void SetWorth(StorageId storage, double factor) {
+    const auto index = static_cast<size_t>(storage);
+    if (index >= worth_.size()) worth_.resize(index + 1, 1);
+    worth_[index] = factor;
+  }
+  [[nodiscard]] double Worth(StorageId storage) const {
+    const auto index = static_cast<size_t>(storage);
+    return index < worth_.size() ? worth_[index] : 1;
   }
   // Until it is read next, of the program's time; kUnknown if nothing was said.
   [[nodiscard]] double SecondsUntilRead(StorageId storage) const {
@@ -42,12 +53,14 @@ class Upcoming {
   }
   [[nodiscard]] uint64_t Fingerprint(uint64_t hash) const {
     for (const double at : at_seconds_) hash = HashValues(hash, Bits(at));
+    for (const double factor : worth_) hash = HashValues(hash, Bits(factor));
     return HashValues(hash, Bits(now_seconds_));
   }
 
  private:
   double now_seconds_ = 0;
   std::vector<double> at_seconds_;  // by storage
+  std::vector<double> worth_;       // by storage; short, or empty, where nothing was said
 };
 
 }  // namespace coop

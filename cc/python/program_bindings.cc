@@ -54,7 +54,8 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
              const std::vector<std::pair<int64_t, int64_t>>& foreign, int64_t reserve_bytes,
              bool pin_outputs_early, const Ints& input_where,
              const std::vector<int64_t>& input_offsets, bool timed, int64_t max_recomputations,
-             int64_t max_tried_recomputations) {
+             int64_t max_tried_recomputations, double max_recompute_seconds,
+             std::vector<double> worth) {
   Program placed = program;  // its own: the interpreter lock is let go of below
   if (input_where.size() != placed.inputs.size() || input_offsets.size() != placed.inputs.size()) {
     throw std::invalid_argument("input_where and input_offsets must have one entry an input");
@@ -76,6 +77,8 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
   options.pin_outputs_early = pin_outputs_early;
   options.max_recomputations = max_recomputations;
   options.max_tried_recomputations = max_tried_recomputations;
+  options.max_recompute_seconds = max_recompute_seconds;
+  options.worth = std::move(worth);
   const nb::gil_scoped_release unlocked;
   return MakePlan(placed, options);
 }
@@ -164,7 +167,8 @@ void BindProgram(nb::module_& module) {
              nb::arg("foreign") = nb::list(), nb::arg("reserve_bytes") = 0,
              nb::arg("pin_outputs_early") = false, nb::arg("input_where"), nb::arg("input_offsets"),
              nb::arg("timed") = false, nb::arg("max_recomputations") = 0,
-             nb::arg("max_tried_recomputations") = 0);
+             nb::arg("max_tried_recomputations") = 0, nb::arg("max_recompute_seconds") = 0.0,
+             nb::arg("worth") = nb::list());
 
   module.def("search_window", &Search, nb::arg("bytes"), nb::arg("scores"), nb::arg("evictable"),
              nb::arg("request_bytes"), nb::arg("prefer_right"), nb::arg("free") = nb::list(),

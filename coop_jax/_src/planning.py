@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from coop_jax import _core
 from coop_jax._src import costs, policies
+from coop_jax._src.improving import Start, improved
 from coop_jax._src.program import Program, Storage
 
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
@@ -62,6 +63,8 @@ class PlanSettings:
     is costly. Always when something runs; not when policies are compared.
     `give_up`: a plan that recomputes this many times as many operations as there are is given up: a
     step that takes so long serves nobody, and takes long to plan.
+    `search_effort`: so many operations are planned to find better plans than the policies' own,
+    where the policy looks ahead; 0 for no search.
     """
 
     policy: _core.Policy
@@ -69,6 +72,7 @@ class PlanSettings:
     profile: costs.DeviceProfile
     alternatives: bool = True
     give_up: float = 16.0
+    search_effort: int = 1_000_000
 
 
 def first_residency(program: Program) -> Residency:
@@ -188,30 +192,44 @@ def _plan_within(
     The plan that recomputes least wins: planning takes much less time than the steps that follow.
     """
     constants = len(program.constants)
+    feasible: list[Start] = []  # that `best_of` has made, all of them
+
+    def plan_by(
+        policy: _core.Policy,
+        pin_early: bool,
+        give_up: float = settings.give_up,
+        most_seconds: float = 0.0,
+        worth: Sequence[float] = (),
+    ) -> _core.Plan:
+        most = 0 if policy.evict_always else 1024 + int(give_up * len(program.operations))
+        return _core.make_plan(
+            engine_program,
+            capacity_bytes=capacity_bytes,
+            alignment_bytes=settings.alignment_bytes,
+            policy=policy,
+            expensive_seconds_per_byte=settings.profile.expensive_seconds_per_byte,
+            input_where=[*residency.where, *[OUTSIDE] * constants],
+            input_offsets=[*residency.offsets, *[-1] * constants],
+            foreign=residency.others,
+            reserve_bytes=reserve_bytes,
+            pin_outputs_early=pin_early,
+            timed=True,
+            max_recomputations=most,
+            max_tried_recomputations=_TRIES * most,
+            max_recompute_seconds=most_seconds,
+            worth=worth,
+        )
 
     def best_of(
         candidates: Iterable[tuple[_core.Policy, bool]],
         good_enough: float,
         give_up: float = settings.give_up,
     ) -> _core.Plan:
-        most = 1024 + int(give_up * len(program.operations))
         best: _core.Plan | None = None
         for policy, pin_early in candidates:
-            plan = _core.make_plan(
-                engine_program,
-                capacity_bytes=capacity_bytes,
-                alignment_bytes=settings.alignment_bytes,
-                policy=policy,
-                expensive_seconds_per_byte=settings.profile.expensive_seconds_per_byte,
-                input_where=[*residency.where, *[OUTSIDE] * constants],
-                input_offsets=[*residency.offsets, *[-1] * constants],
-                foreign=residency.others,
-                reserve_bytes=reserve_bytes,
-                pin_outputs_early=pin_early,
-                timed=True,
-                max_recomputations=0 if policy.evict_always else most,
-                max_tried_recomputations=0 if policy.evict_always else _TRIES * most,
-            )
+            plan = plan_by(policy, pin_early, give_up)
+            if plan.feasible:
+                feasible.append(Start(policy, pin_early, plan))
             if best is None or _is_better(plan, best):
                 best = plan
             if best.feasible and (policy.evict_always or _recompute_share(best) <= good_enough):
@@ -219,12 +237,25 @@ def _plan_within(
         assert best is not None
         return best
 
+    def searched(best: _core.Plan) -> _core.Plan:
+        if not settings.search_effort or not feasible or settings.policy.evict_always:
+            return best
+        return improved(
+            program,
+            feasible,
+            lambda start, worth, seconds: plan_by(
+                start.policy, start.pin_early, most_seconds=seconds, worth=worth
+            ),
+            settings.search_effort,
+        )
+
     policy = settings.policy
     ahead: _core.Plan | None = None
     own = ((policy, True), (policy, False))
     if not settings.alternatives:
         return best_of(own, math.inf)
-    if policies.looks_ahead(policy) and not policy.evict_always:
+    knows = policies.looks_ahead(policy)
+    if knows and not policy.evict_always:
         # Forms that recompute more than the step again are given up: others do better.
         # Without the window a search looks at every value again for each that it evicts.
         large = len(program.operations) > _LARGE
@@ -235,7 +266,7 @@ def _plan_within(
         ]
         ahead = best_of(forms, 0.0, min(settings.give_up, 1.0))
         if ahead.feasible and _recompute_share(ahead) <= _COSTLY:
-            return ahead
+            return searched(ahead)
         policy = policies.where_nothing_is_known(policy)
         own = ((policy, True), (policy, False))
     # Evicting outputs only to recompute them at the end costs more than it gives, so they are kept;
@@ -245,7 +276,8 @@ def _plan_within(
     exact = policies.with_exact_neighborhood(policy)
     others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
     plan = best_of((*own, *others), _COSTLY)
-    return plan if ahead is None or _is_better(plan, ahead) else ahead
+    best = plan if ahead is None or _is_better(plan, ahead) else ahead
+    return searched(best) if knows else best
 
 
 def _is_better(plan: _core.Plan, best: _core.Plan) -> bool:
@@ -266,7 +298,7 @@ def unbudgeted_peak(
     """Bytes that the program needs at its peak when nothing is evicted, everything counted."""
     residency = first_residency(program)
     policy = policies.with_forced_eviction(settings.policy, False)
-    settings = dataclasses.replace(settings, policy=policy)
+    settings = dataclasses.replace(settings, policy=policy, search_effort=0)
     plan = make_plan(
         program,
         engine_program,
@@ -306,6 +338,7 @@ def smallest_budget(
     answer, None if there is none.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
+    settings = dataclasses.replace(settings, search_effort=0)
 
     def feasible(budget: int) -> bool:
         return bool(

@@ -96,6 +96,8 @@ def min_budget(
         raise ValueError(f"max_overhead must be 0 or more, got {max_overhead}")
     traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
     simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
+    if max_overhead is None:
+        simulator.search_no_better_plans()
 
     def will_do(budget_bytes: int) -> bool:
         simulation = simulator.simulate(budget_bytes, find_smallest=False)
@@ -137,6 +139,7 @@ def cutoff_budget(
     """
     traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
     simulator = Simulator(traced, policy, device_profile, None, workspace)
+    simulator.search_no_better_plans()
 
     def evicts_nothing(budget_bytes: int) -> bool:
         simulation = simulator.simulate(budget_bytes, find_smallest=False)

@@ -135,6 +135,10 @@ class Simulator:
             self.program, self.engine_program, self.settings, self.workspace_bytes
         )
 
+    def search_no_better_plans(self) -> None:
+        """The policies' own plans will do: whether one fits is all that is asked."""
+        self.settings = dataclasses.replace(self.settings, search_effort=0)
+
     def plan(self, budget_bytes: int | None) -> _core.Plan:
         """The plan for a budget, feasible or not."""
         return planning.make_plan(

@@ -115,6 +115,39 @@ TEST(LookaheadTest, AKeptValueIsReadWhenWhatIsMadeFromItIs) {
   }
 }
 
+TEST(LookaheadTest, WhatIsWorthMoreStays) {
+  for (const Policy& policy : {Policy::Lookahead(), Policy::Coop(), Policy::Dte(), Policy::Dtr()}) {
+    for (const double factor : {1.0, 0.0}) {
+      Engine engine(Options(2, policy));
+      const StorageId cheap = Compute(engine, {}, 1.0);
+      const StorageId dear = Compute(engine, {}, 10.0);
+      engine.SetNextRead(cheap, 5.0);
+      engine.SetNextRead(dear, 5.0);
+      engine.SetWorth(dear, factor);
+      Compute(engine);
+      EXPECT_EQ(Evicted(engine, cheap), factor == 1.0);
+      EXPECT_EQ(Evicted(engine, dear), factor == 0.0);
+    }
+  }
+}
+
+TEST(LookaheadTest, AWorthIsOfOneStorageAndKeptWhenItReturns) {
+  Engine engine(Options(2));
+  const StorageId first = Compute(engine, {}, 1.0);
+  engine.SetWorth(first, 0.0);
+  engine.SetNextRead(first, 1.0);
+  const StorageId other = Compute(engine, {}, 1e-3);
+  engine.SetNextRead(other, 2.0);
+  Compute(engine);
+  ASSERT_TRUE(Evicted(engine, first));
+  ASSERT_TRUE(engine.Materialize(first));
+  ASSERT_FALSE(Evicted(engine, first));
+  Compute(engine);
+  EXPECT_TRUE(Evicted(engine, first));
+  EXPECT_THROW(engine.SetWorth(first, -1), std::invalid_argument);
+  EXPECT_THROW(engine.SetWorth(first, 2 * Engine::kMostWorth), std::invalid_argument);
+}
+
 TEST(LookaheadTest, ATimeIsNotNegative) {
   Engine engine(Options(2));
   const StorageId storage = Compute(engine);

@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "cc/core/engine.h"
 #include "tests/core/named_policies.h"
 #include "tests/core/random_program.h"
 
@@ -123,6 +126,14 @@ bool Check(const Program& program, const PlanOptions& options) {
   }
 }
 
+std::vector<double> RandomWorth(uint64_t seed, const Program& program) {
+  std::mt19937_64 generator(seed);
+  constexpr double kFactors[] = {0, 1e-6, 0.1, 1, 1, 30, Engine::kMostWorth};
+  std::vector<double> worth(program.storage_bytes.size());
+  for (double& factor : worth) factor = kFactors[generator() % std::size(kFactors)];
+  return worth;
+}
+
 class ProgramTest : public ::testing::TestWithParam<NamedPolicy> {};
 
 TEST_P(ProgramTest, PlansComputeTheRightValuesFromTightToLooseBudgets) {
@@ -140,6 +151,7 @@ TEST_P(ProgramTest, PlansComputeTheRightValuesFromTightToLooseBudgets) {
       SCOPED_TRACE(::testing::Message() << "seed " << seed << ", capacity " << capacity_bytes);
       PlanOptions options = Options(GetParam().policy, capacity_bytes);
       options.pin_outputs_early = seed % 2 == 0;
+      if (seed % 3 == 0) options.worth = RandomWorth(seed, program);
       ++planned;
       if (Check(program, options)) ++feasible;
     }
@@ -228,6 +240,33 @@ TEST_P(ProgramTest, MoreRecomputationThanIsAllowedIsNoPlan) {
   EXPECT_GT(refused, 0);
 }
 
+TEST_P(ProgramTest, ALongerRecomputationThanIsAllowedIsNoPlan) {
+  int refused = 0;
+  for (uint64_t seed = 350; seed < 380 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    const Program program = RandomProgram(seed, ShapeOf(seed));
+    const int64_t bound_bytes = LowerBoundBytes(program, kAlignmentBytes);
+    PlanOptions options = Options(GetParam().policy, 3 * bound_bytes / 2);
+    Plan any = MakePlan(program, options);
+    while (!any.feasible) {
+      options.engine.capacity_bytes += bound_bytes / 4 / kAlignmentBytes * kAlignmentBytes + 64;
+      any = MakePlan(program, options);
+    }
+    const double seconds = any.stats.recompute_seconds;
+    if (seconds <= 0) continue;
+    options.max_recompute_seconds = seconds;
+    const Plan same = MakePlan(program, options);
+    EXPECT_TRUE(same.feasible);
+    EXPECT_EQ(same.actions.size(), any.actions.size());
+    options.max_recompute_seconds = seconds * 0.99;
+    const Plan plan = MakePlan(program, options);
+    ASSERT_FALSE(plan.feasible);
+    EXPECT_EQ(plan.failure.reason, FailureReason::kThrashing);
+    ++refused;
+  }
+  EXPECT_GT(refused, 0);
+}
+
 TEST_P(ProgramTest, PlansAreTheSameFromRunToRun) {
   for (uint64_t seed = 400; seed < 425 && !HasFailure(); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
@@ -289,6 +328,8 @@ TEST(ProgramMistakesTest, MalformedProgramsAreRefused) {
   refuses([](Program&, PlanOptions& o) { o.foreign = {{0, 128}, {64, 64}}; });
   refuses([](Program&, PlanOptions& o) { o.foreign = {{640, 64}}; });
   refuses([](Program&, PlanOptions& o) { o.engine.alignment_bytes = 0; });
+  refuses([](Program&, PlanOptions& o) { o.worth = {1}; });
+  refuses([](Program& p, PlanOptions& o) { o.worth.assign(p.storage_bytes.size(), -1); });
 }
 
 TEST(ProgramMistakesTest, AProgramWithoutOperationsReturnsItsInputs) {

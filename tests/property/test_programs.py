@@ -121,7 +121,12 @@ def check_meaning(program: RandomProgram, values: list[Any]) -> None:
     # Quick to compile, and every primitive means what it says.
     options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     compiled = jax.jit(program.fn).lower(*program.args).compile(compiler_options=options)
-    expected = [_host(x) for x in compiled(*program.args)]
+    try:
+        found = compiled(*program.args)
+    except jax.errors.JaxRuntimeError:
+        # XLA refuses a layout of its own choice (that of a transposed FFT): one by one, then.
+        found = program.fn(*program.args)
+    expected = [_host(x) for x in found]
     for number, (a, b) in enumerate(zip(values, expected, strict=True)):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), f"output {number}"
         if a.dtype.kind in "iub":
