@@ -115,6 +115,9 @@ class Policy:
     `keep_demanded`: a value stays in memory at its last use while something evicted that is made
     from it is still to be read. `unheld_first`: what nothing holds any more, recomputed on the way
     to something else, goes first and at no cost. (The published methods do neither.)
+    `search_effort`: where the program is known, so many operations may be planned, again and again
+    with other preferences, to find plans that recompute less; 0 for none. None is 300,000 for
+    "lookahead", which takes about a second, and 0 for the others.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Policy:
         evict_always: bool = False,
         keep_demanded: bool = True,
         unheld_first: bool = True,
+        search_effort: int | None = None,
     ) -> None: ...
     @property
     def heuristic(self) -> str: ...
@@ -145,6 +149,8 @@ class Policy:
     def keep_demanded(self) -> bool: ...
     @property
     def unheld_first(self) -> bool: ...
+    @property
+    def search_effort(self) -> int: ...
     def __hash__(self) -> int: ...
     def __eq__(self, other: object) -> bool: ...
 
@@ -465,13 +471,15 @@ def make_plan(
     max_tried_recomputations: int = 0,
     max_recompute_seconds: float = 0,
     worth: Sequence[float] = ...,
+    sides: Sequence[int] = ...,
 ) -> Plan:
     """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
 
     None that recomputes more than ``max_recomputations`` operations (0: any number), or for longer
     than ``max_recompute_seconds``, or for which more than ``max_tried_recomputations`` were tried,
     undone ones included. ``worth`` holds factors
-    of the scores of storages, from 0 to 1e6; empty: 1 each.
+    of the scores of storages, from 0 to 1e6; empty: 1 each. ``sides`` says from which end of the
+    pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.

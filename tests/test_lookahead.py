@@ -5,17 +5,20 @@ DTE and DTR plan by themselves (without the variants that `run` tries beside the
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import models
 import numpy as np
+import optima
 import pytest
 from conftest import bits_of
 
 import coop_jax
 from coop_jax._src import policies
+from coop_jax._src import simulation as simulations
 
 PROFILE = "a100-80gb-fp32"
 RATIOS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2)
@@ -23,9 +26,10 @@ pytestmark = pytest.mark.no_recomputation("nothing runs, or what is compared are
 
 
 @functools.cache
-def program(name: str) -> coop_jax.TracedProgram:
+def program(name: str, *, fusion: bool = False) -> coop_jax.TracedProgram:
     training = {"cnn": models.cnn, "mlp": models.mlp, "gpt": models.gpt}[name]()
-    return coop_jax.trace_program(training.step, training.init, training.batch(0), donate_argnums=0)
+    arguments = training.init, training.batch(0)
+    return coop_jax.trace_program(training.step, *arguments, donate_argnums=0, fusion=fusion)
 
 
 @functools.cache
@@ -60,6 +64,93 @@ def test_it_recomputes_less_than_coop(name: str) -> None:
     ahead, coop = simulated(name, "lookahead"), simulated(name, "coop")
     both = [(a.overhead, c.overhead) for a, c in zip(ahead, coop, strict=True) if c.feasible]
     assert sum(a for a, _ in both) < 0.9 * sum(c for _, c in both)
+
+
+def policy_of(effort: int) -> coop_jax.Policy:
+    return coop_jax.Policy("lookahead", search_effort=effort)
+
+
+@functools.cache
+def searched(name: str, effort: int) -> list[coop_jax.Simulation]:
+    traced = program(name, fusion=True)  # fewer operations, so that more is tried
+    simulator = simulations.Simulator(traced, policy_of(effort), PROFILE, None, None)
+    return [simulator.simulate(ratio, find_smallest=False) for ratio in RATIOS]
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+def test_searching_finds_better_plans_and_never_worse_ones(name: str) -> None:
+    own, some, more = (searched(name, effort) for effort in (0, 5_000, 100_000))
+    for a, b, c in zip(own, some, more, strict=True):
+        assert b.feasible >= a.feasible
+        assert c.feasible >= b.feasible
+        if a.feasible:
+            assert b.overhead <= a.overhead
+            assert c.overhead <= b.overhead
+        if c.feasible:
+            assert c.peak_bytes <= (c.budget_bytes or 0)
+    fit = [(a.overhead, c.overhead) for a, c in zip(own, more, strict=True) if a.feasible]
+    assert sum(c for _, c in fit) < 0.9 * sum(a for a, _ in fit)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_what_is_found_does_not_depend_on_the_machine(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = searched("mlp", 20_000)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    found = searched.__wrapped__("mlp", 20_000)
+    assert [x.actions for x in found] == [x.actions for x in expected]
+    assert any(x.evictions > 0 for x in found)
+
+
+def test_effort_bounds_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+    make = coop_jax._core.make_plan
+
+    def counted(engine_program: Any, **options: Any) -> Any:
+        plan = make(engine_program, **options)
+        planned.append(plan.stats["operations"] + plan.stats["recomputations"])
+        return plan
+
+    monkeypatch.setattr(coop_jax._core, "make_plan", counted)
+    counts = []
+    for effort in (0, 10_000, 40_000):
+        policy = policy_of(effort)
+        simulator = simulations.Simulator(program("cnn"), policy, PROFILE, None, None)
+        planned.clear()
+        assert simulator.simulate(0.5, find_smallest=False).evictions > 0
+        counts.append(sum(planned))
+    assert counts[0] < counts[1] < counts[2]
+    assert counts[2] - counts[0] < 1.5 * 40_000
+    with pytest.raises(ValueError, match="search_effort"):
+        policy_of(-1)
+
+
+def test_where_no_policy_fits_the_search_may_find_a_plan() -> None:
+    found = 0
+    for seed in range(40):
+        graph = optima.random_graph(seed)
+        budget = (graph.least() + 1) * optima.UNIT_BYTES
+        fits = []
+        for effort in (0, 100_000):
+            simulator = simulations.Simulator(graph.traced(), policy_of(effort), None, None, None)
+            fits.append(simulator.simulate(budget, find_smallest=False).feasible)
+        assert fits[1] >= fits[0]
+        found += fits[1] > fits[0]
+    assert found > 0
+
+
+def test_what_is_simulated_is_what_runs() -> None:
+    training = models.cnn()
+    budget = "6MiB"
+    step = coop_jax.run(training.step, budget, "lookahead", donate_argnums=0)
+    state = jax.tree.map(jnp.array, training.init)
+    step(state, training.batch(0))
+    simulated = step.simulate(training.init, training.batch(0))  # knows the workspace now
+    assert simulated.feasible
+    stats = step.runtime.stats()
+    assert simulated.rematerialisations == stats.rematerialisations > 0
+    assert simulated.evictions == stats.evictions
 
 
 def test_its_forms_differ_and_keep_the_switches() -> None:

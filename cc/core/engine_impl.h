@@ -87,6 +87,7 @@ class Engine::Impl {
   BlockId FindRoom(int64_t bytes, Side side);
   bool Fail(FailureReason reason, int64_t requested_bytes);
   [[nodiscard]] Side SideOf(OperationId operation) const;
+  [[nodiscard]] Side SideOf(OutputId output, Side by_policy) const;
   [[nodiscard]] int64_t OutputBytes(OperationId operation) const;
   [[nodiscard]] int32_t EdgesBetween(OperationId operation, StorageId storage) const;
   void Undo(const Residency::MarkPoint& mark, size_t floor);

@@ -88,6 +88,12 @@ Side Engine::Impl::SideOf(OperationId operation) const {
   return cost_seconds >= options.expensive_seconds_per_byte * bytes ? Side::kLeft : Side::kRight;
 }
 
+Side Engine::Impl::SideOf(OutputId output, Side by_policy) const {
+  const SideHint hint = memory.graph().output(output).side;
+  if (hint == SideHint::kByPolicy) return by_policy;
+  return hint == SideHint::kLeft ? Side::kLeft : Side::kRight;
+}
+
 void Engine::Impl::PinInputs(OperationId operation, int32_t change) {
   const Graph& graph = memory.graph();
   for (EdgeId e = graph.operation(operation).first_edge; e != kNone;
@@ -129,8 +135,9 @@ bool Engine::Impl::PlaceOutputs() {
   // The largest first: it is the hardest to find room for.
   std::stable_sort(order_.begin(), order_.end(),
                    [&](size_t a, size_t b) { return rounded(a) > rounded(b); });
-  const Side side = SideOf(frames_.back().operation);
+  const Side by_policy = SideOf(frames_.back().operation);
   for (size_t n = 0; n < order_.size(); ++n) {
+    const Side side = SideOf(placed_[order_[n]].output, by_policy);
     const BlockId room = FindRoom(rounded(order_[n]), side);
     if (room != kNone) {
       placed_[order_[n]].block = memory.Take(room, rounded(order_[n]), side, kScratchBlock);
@@ -138,7 +145,7 @@ bool Engine::Impl::PlaceOutputs() {
     }
     const Failure earlier_failure = failure;
     Fail(FailureReason::kNoSpace, graph.output(placed_[order_[n]].output).bytes);
-    if (n == 0 || !PlaceTogether(n, side)) return false;
+    if (n == 0 || !PlaceTogether(n, by_policy)) return false;
     failure = earlier_failure;
     return true;
   }

@@ -64,6 +64,7 @@ struct Output {
   OutputId next = kNone;      // of the same operation; of a recycled id: the next recycled one
   int32_t in_place_input = kNone;
   bool outside = false;
+  SideHint side = SideHint::kByPolicy;
 };
 
 struct Operation {

@@ -115,6 +115,8 @@ class Planner {
   void Prepare() {
     Require(options_.worth.empty() || options_.worth.size() == program_.storage_bytes.size(),
             "worth must be empty or parallel to storage_bytes");
+    Require(options_.sides.empty() || options_.sides.size() == program_.storage_bytes.size(),
+            "sides must be empty or parallel to storage_bytes");
     engine_ids_.assign(program_.storage_bytes.size(), kNone);
     role_.assign(program_.storage_bytes.size(), 0);
     for (const int32_t storage : program_.outputs) Role(storage) |= kOutput;
@@ -273,6 +275,7 @@ class Planner {
           (Role(op_inputs[static_cast<size_t>(in_place[k])]) & kReleasedNow)) {
         spec.in_place_input = in_place[k];
       }
+      if (!options_.sides.empty()) spec.side = options_.sides[storage];
       outputs_.push_back(spec);
     }
     for (const int32_t storage : releases) Role(storage) &= static_cast<uint8_t>(~kReleasedNow);

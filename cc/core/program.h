@@ -76,6 +76,7 @@ struct PlanOptions {
   double max_recompute_seconds = 0;      // more of them are as good as no plan; 0: any number
   // By program storage: factors of the scores (see Engine::SetWorth); empty: 1 each.
   std::vector<double> worth;
+  std::vector<SideHint> sides;  // by program storage, of those that operations make; empty: none
 };
 
 struct Plan {

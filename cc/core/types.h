@@ -49,11 +49,18 @@ struct Policy {
   // Off: what nothing holds any more, recomputed on the way to something else, is scored like
   // anything else (as published). On: it costs nothing and goes first.
   bool unheld_first = true;
+  // For front ends that know the program, the engine does not look at it: so many operations may be
+  // planned in search of plans that are better than the policy's own.
+  int64_t search_effort = 0;
 
   friend bool operator==(const Policy&, const Policy&) = default;
 
   static Policy Coop() { return {}; }
-  static Policy Lookahead() { return {Heuristic::kLookahead, NeighborhoodMode::kAncestors}; }
+  static Policy Lookahead() {
+    Policy policy{Heuristic::kLookahead, NeighborhoodMode::kAncestors};
+    policy.search_effort = 300'000;
+    return policy;
+  }
   static Policy Dtr() {
     return {Heuristic::kDtr, NeighborhoodMode::kUnionFind, false, false, false, false};
   }
@@ -77,6 +84,9 @@ struct EngineOptions {
   int64_t max_tried_recomputations = 0;
 };
 
+// At which end of the pool to look for room, where the front end knows better than the policy.
+enum class SideHint : uint8_t { kByPolicy, kLeft, kRight };
+
 // One output of an operation that is being added.
 struct OutputSpec {
   int64_t bytes = 0;
@@ -85,6 +95,7 @@ struct OutputSpec {
   // this Run is the input's last use: its refs are 1, held for this use, and Release(input) is the
   // next thing it does with it after the Run. (With other refs the output gets a fresh block.)
   int32_t in_place_input = kNone;
+  SideHint side = SideHint::kByPolicy;
 };
 
 // Where one output of a run lies.

@@ -62,7 +62,7 @@ std::optional<NeighborhoodMode> NamedNeighborhood(const std::string& name) {
 Policy MakePolicy(const std::string& heuristic, const std::optional<std::string>& neighborhood,
                   std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
                   std::optional<bool> in_place, bool evict_always, bool keep_demanded,
-                  bool unheld_first) {
+                  bool unheld_first, std::optional<int64_t> search_effort) {
   const std::optional<Policy> named = NamedPolicy(heuristic);
   if (!named) {
     throw std::invalid_argument("heuristic must be 'coop', 'dtr', 'dte' or 'lookahead', not '" +
@@ -84,13 +84,16 @@ Policy MakePolicy(const std::string& heuristic, const std::optional<std::string>
   policy.evict_always = evict_always;
   policy.keep_demanded = keep_demanded;
   policy.unheld_first = unheld_first;
+  policy.search_effort = search_effort.value_or(policy.search_effort);
+  if (policy.search_effort < 0) throw std::invalid_argument("search_effort must not be negative");
   return policy;
 }
 
 nb::tuple PolicyKey(const Policy& policy) {
   return nb::make_tuple(HeuristicName(policy.heuristic), NeighborhoodName(policy.neighborhood),
                         policy.sliding_window, policy.cheap_partitioning, policy.in_place,
-                        policy.evict_always, policy.keep_demanded, policy.unheld_first);
+                        policy.evict_always, policy.keep_demanded, policy.unheld_first,
+                        policy.search_effort);
 }
 
 }  // namespace
@@ -102,15 +105,17 @@ void BindPolicy(nb::module_& module) {
           [](Policy* self, const std::string& heuristic,
              const std::optional<std::string>& neighborhood, std::optional<bool> sliding_window,
              std::optional<bool> cheap_partitioning, std::optional<bool> in_place,
-             bool evict_always, bool keep_demanded, bool unheld_first) {
-            new (self)
-                Policy(MakePolicy(heuristic, neighborhood, sliding_window, cheap_partitioning,
-                                  in_place, evict_always, keep_demanded, unheld_first));
+             bool evict_always, bool keep_demanded, bool unheld_first,
+             std::optional<int64_t> search_effort) {
+            new (self) Policy(MakePolicy(heuristic, neighborhood, sliding_window,
+                                         cheap_partitioning, in_place, evict_always, keep_demanded,
+                                         unheld_first, search_effort));
           },
           nb::arg("heuristic") = "coop", nb::arg("neighborhood") = nb::none(), nb::kw_only(),
           nb::arg("sliding_window") = nb::none(), nb::arg("cheap_partitioning") = nb::none(),
           nb::arg("in_place") = nb::none(), nb::arg("evict_always") = false,
-          nb::arg("keep_demanded") = true, nb::arg("unheld_first") = true)
+          nb::arg("keep_demanded") = true, nb::arg("unheld_first") = true,
+          nb::arg("search_effort") = nb::none())
       .def_prop_ro("heuristic", [](const Policy& self) { return HeuristicName(self.heuristic); })
       .def_prop_ro("neighborhood",
                    [](const Policy& self) { return NeighborhoodName(self.neighborhood); })
@@ -120,6 +125,7 @@ void BindPolicy(nb::module_& module) {
       .def_ro("evict_always", &Policy::evict_always)
       .def_ro("keep_demanded", &Policy::keep_demanded)
       .def_ro("unheld_first", &Policy::unheld_first)
+      .def_ro("search_effort", &Policy::search_effort)
       .def("__eq__",
            [](const Policy& self, nb::handle other) {
              return nb::isinstance<Policy>(other) && self == nb::cast<const Policy&>(other);
@@ -129,7 +135,7 @@ void BindPolicy(nb::module_& module) {
         return nb::str(
                    "Policy(heuristic={!r}, neighborhood={!r}, sliding_window={}, "
                    "cheap_partitioning={}, in_place={}, evict_always={}, keep_demanded={}, "
-                   "unheld_first={})")
+                   "unheld_first={}, search_effort={})")
             .format(*PolicyKey(self));
       });
 }

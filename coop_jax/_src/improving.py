@@ -1,17 +1,17 @@
 """Better plans by search: the plans of the policies, improved by trying variants of them.
 
-Model: a plan follows from a policy and from what each storage is worth, a factor of its score. The
-search starts with the policies' own plans (every storage worth 1), changes the worth of storages of
-one kind (or of a stretch of them, or of a single one) by a random factor, plans again, and keeps
-what recomputes no longer than before. Storages are of one kind if the same operation of a
-structurally equal program part makes them: what holds for one layer mostly holds for the others.
+Model: a plan follows from a policy, from what each storage is worth (a factor of its score), and
+from the side of the pool where it goes. The search starts with the policies' own plans, changes
+worth or side of the storages of one kind (or of a stretch of them, or of a single one) at random,
+plans again, and keeps what is no worse than before. Storages are of one kind if the same operation
+of a structurally equal program part makes them: what holds for one layer mostly holds for others.
 
 Invariants: the answer is never worse than the best plan given. It depends on the arguments alone,
 not on the time or the number of cores: effort is counted in operations planned, and candidates come
 in rounds of fixed size.
 Thread rule: plans are made in as many threads as there are cores; the planner lets go of the
-interpreter lock. Cost: about as many operations planned as `effort` says, and no more
-than some thousand plans.
+interpreter lock. Cost: about as many operations planned as `effort` says, and no more than some
+thousand plans.
 Source: ours; random local search with several starts.
 """
 
@@ -42,56 +42,82 @@ _PATIENCE = 768
 # Candidates planned at once; all are variants of what was best before any of them.
 _ROUND = 8
 
-# Changes of a candidate: this share of them is of a kind, the others of one storage.
+# Changes of a candidate: this share of them is of a kind, the others of one storage; this share is
+# of the side, the others of the worth.
 _OF_A_KIND = 0.5
 _OF_A_STRETCH = 0.3
+_OF_THE_SIDE = 0.2
 _MORE_THAN_ONE = 0.4
 _LEAST_FACTOR, _MOST_FACTOR = math.exp(0.3), math.exp(5)
 _LEAST_WORTH, _MOST_WORTH = 1e-6, 1e6
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hints:
+    """What the planner is told of storages; empty for nothing.
+
+    Attributes:
+      worth: factors of their scores.
+      sides: -1 for the left end of the pool, 1 for the right, 0 as the policy has it.
+    """
+
+    worth: Sequence[float] = ()
+    sides: Sequence[int] = ()
+
+
 @dataclasses.dataclass(slots=True)
 class Start:
-    """A policy with its best plan so far, and what storages are worth in it.
+    """A policy with its best plan so far, and what it was told for it.
 
     Attributes:
       policy: what the plan was made by.
       pin_early: whether outputs are never evicted once computed.
-      plan: the plan, feasible.
-      worth: by storage; empty for 1 each.
+      plan: the plan.
+      hints: what the planner was told.
     """
 
     policy: _core.Policy
     pin_early: bool
     plan: _core.Plan
-    worth: list[float] = dataclasses.field(default_factory=list)
+    hints: Hints = dataclasses.field(default_factory=Hints)
 
     @property
-    def recompute_seconds(self) -> float:
+    def badness(self) -> tuple[bool, float]:
         """What the search makes less."""
-        seconds: float = self.plan.stats["recompute_seconds"]
-        return seconds
+        return badness(self.plan)
 
 
-# plan(start, worth, most seconds of recomputation): a variant, infeasible if it takes longer.
-PlanVariant = Callable[[Start, Sequence[float], float], _core.Plan]
+def badness(plan: _core.Plan) -> tuple[bool, float]:
+    """Orders plans: those that fit by what they recompute, others by how far they come."""
+    if plan.feasible:
+        return False, plan.stats["recompute_seconds"]
+    return True, -plan.failed_operation
+
+
+# plan(start, hints, most seconds of recomputation): a variant, infeasible if it takes longer.
+PlanVariant = Callable[[Start, Hints, float], _core.Plan]
 
 
 def improved(
-    program: Program, starts: Sequence[Start], plan_variant: PlanVariant, effort: int
+    program: Program,
+    starts: Sequence[Start],
+    plan_variant: PlanVariant,
+    effort: int,
+    outside_bytes: int,
 ) -> _core.Plan:
     """The best plan that a search finds.
 
     Args:
       program: what is planned.
-      starts: feasible plans of some policies, at least one.
+      starts: plans of some policies, at least one.
       plan_variant: plans a variant of a start.
       effort: operations to plan, recomputations included, before it stops.
+      outside_bytes: the most that a plan may have outside the pool at once.
     """
-    kept = sorted(starts, key=lambda s: s.recompute_seconds)[:_STARTS]
+    kept = sorted(starts, key=lambda s: s.badness)[:_STARTS]
     kinds = _Kinds(program)
-    enough = _GOOD_ENOUGH * kept[0].plan.stats["compute_seconds"]
-    if not kinds or kept[0].recompute_seconds <= enough:
+    enough = (False, _GOOD_ENOUGH * math.fsum(o.kernel.cost_seconds for o in program.operations))
+    if not kinds or kept[0].badness <= enough:
         return kept[0].plan
     generator = random.Random(0)
     operations = max(1, len(program.operations))
@@ -102,22 +128,25 @@ def improved(
         progress_bar(rounds, "improving the plan") as bar,
     ):
         for _ in range(rounds):
-            least = kept[0].recompute_seconds
+            least = kept[0].badness
             if spent >= effort or since >= _PATIENCE or least <= enough:
                 break
             candidates = []
             for _ in range(_ROUND):
                 best = generator.random() < _ON_THE_BEST
                 start = kept[0] if best else generator.choice(kept)
-                worth = kinds.changed(start.worth, generator)
-                candidates.append((start, worth, start.recompute_seconds))
+                failed, seconds = start.badness
+                hints = kinds.changed(start.hints, generator)
+                candidates.append((start, hints, 0.0 if failed else seconds))
             plans = threads.map(plan_variant, *zip(*candidates, strict=True))
-            for (start, worth, _), plan in zip(candidates, plans, strict=True):
+            for (start, hints, _), plan in zip(candidates, plans, strict=True):
                 spent += operations + plan.stats["recomputations"]
-                if plan.feasible and plan.stats["recompute_seconds"] <= start.recompute_seconds:
-                    start.plan, start.worth = plan, worth
-            kept.sort(key=lambda s: s.recompute_seconds)
-            since = 0 if kept[0].recompute_seconds < least else since + _ROUND
+                if plan.stats["peak_outside_bytes"] > outside_bytes:
+                    continue
+                if badness(plan) <= start.badness:
+                    start.plan, start.hints = plan, hints
+            kept.sort(key=lambda s: s.badness)
+            since = 0 if kept[0].badness < least else since + _ROUND
             bar.update()
     return kept[0].plan
 
@@ -143,16 +172,23 @@ class _Kinds:
     def __bool__(self) -> bool:
         return sum(self._bytes) > 0
 
-    def changed(self, worth: Sequence[float], generator: random.Random) -> list[float]:
-        """Another worth of some storages."""
-        found = list(worth) or [1.0] * self._count
+    def changed(self, hints: Hints, generator: random.Random) -> Hints:
+        """Others for some storages."""
+        worth = list(hints.worth) or [1.0] * self._count
+        sides = list(hints.sides) or [0] * self._count
         while True:
-            log = generator.uniform(math.log(_LEAST_FACTOR), math.log(_MOST_FACTOR))
-            factor = math.exp(log if generator.random() < 0.5 else -log)
-            for storage in self._choose(generator):
-                found[storage] = min(_MOST_WORTH, max(_LEAST_WORTH, found[storage] * factor))
+            chosen = self._choose(generator)
+            if generator.random() < _OF_THE_SIDE:
+                side = generator.choice((-1, 1))
+                for storage in chosen:
+                    sides[storage] = side
+            else:
+                log = generator.uniform(math.log(_LEAST_FACTOR), math.log(_MOST_FACTOR))
+                factor = math.exp(log if generator.random() < 0.5 else -log)
+                for storage in chosen:
+                    worth[storage] = min(_MOST_WORTH, max(_LEAST_WORTH, worth[storage] * factor))
             if generator.random() >= _MORE_THAN_ONE:
-                return found
+                return Hints(worth, sides)
 
     def _choose(self, generator: random.Random) -> Sequence[int]:
         if generator.random() >= _OF_A_KIND:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from coop_jax import _core
 from coop_jax._src import costs, policies
-from coop_jax._src.improving import Start, improved
+from coop_jax._src.improving import Hints, Start, improved
 from coop_jax._src.program import Program, Storage
 
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
@@ -63,8 +63,6 @@ class PlanSettings:
     is costly. Always when something runs; not when policies are compared.
     `give_up`: a plan that recomputes this many times as many operations as there are is given up: a
     step that takes so long serves nobody, and takes long to plan.
-    `search_effort`: so many operations are planned to find better plans than the policies' own,
-    where the policy looks ahead; 0 for no search.
     """
 
     policy: _core.Policy
@@ -72,7 +70,6 @@ class PlanSettings:
     profile: costs.DeviceProfile
     alternatives: bool = True
     give_up: float = 16.0
-    search_effort: int = 1_000_000
 
 
 def first_residency(program: Program) -> Residency:
@@ -170,66 +167,106 @@ def make_plan(
     """
     outside = _outside_bytes(program, residency)
     while True:
-        plan = _plan_within(
+        planner = _Planner(
             program, engine_program, residency, settings, capacity_bytes, outside + workspace_bytes
         )
+        plan = planner.own_plan()
         needed = plan.stats["peak_outside_bytes"]
         if not plan.feasible or needed <= outside:
-            return plan
+            return planner.improved(plan, outside)
         outside = needed  # more than before, and never more than all of it
 
 
-def _plan_within(
-    program: Program,
-    engine_program: _core.Program,
-    residency: Residency,
-    settings: PlanSettings,
-    capacity_bytes: int,
-    reserve_bytes: int,
-) -> _core.Plan:
-    """Plans a call with a given reservation.
+class _Planner:
+    """Plans a call with a given reservation, in several ways.
 
     The plan that recomputes least wins: planning takes much less time than the steps that follow.
     """
-    constants = len(program.constants)
-    feasible: list[Start] = []  # that `best_of` has made, all of them
 
-    def plan_by(
-        policy: _core.Policy,
-        pin_early: bool,
-        give_up: float = settings.give_up,
-        most_seconds: float = 0.0,
-        worth: Sequence[float] = (),
-    ) -> _core.Plan:
-        most = 0 if policy.evict_always else 1024 + int(give_up * len(program.operations))
-        return _core.make_plan(
-            engine_program,
-            capacity_bytes=capacity_bytes,
-            alignment_bytes=settings.alignment_bytes,
-            policy=policy,
-            expensive_seconds_per_byte=settings.profile.expensive_seconds_per_byte,
-            input_where=[*residency.where, *[OUTSIDE] * constants],
-            input_offsets=[*residency.offsets, *[-1] * constants],
-            foreign=residency.others,
-            reserve_bytes=reserve_bytes,
-            pin_outputs_early=pin_early,
-            timed=True,
-            max_recomputations=most,
-            max_tried_recomputations=_TRIES * most,
-            max_recompute_seconds=most_seconds,
-            worth=worth,
+    def __init__(
+        self,
+        program: Program,
+        engine_program: _core.Program,
+        residency: Residency,
+        settings: PlanSettings,
+        capacity_bytes: int,
+        reserve_bytes: int,
+    ):
+        self._program = program
+        self._engine_program = engine_program
+        self._residency = residency
+        self._settings = settings
+        self._capacity_bytes = capacity_bytes
+        self._reserve_bytes = reserve_bytes
+        self._starts: list[Start] = []  # all that was planned
+
+    def own_plan(self) -> _core.Plan:
+        """The best of the policy's plans, and of the variants tried beside it."""
+        settings = self._settings
+        policy = settings.policy
+        ahead: _core.Plan | None = None
+        own = ((policy, True), (policy, False))
+        if not settings.alternatives:
+            return self._best_of(own, math.inf)
+        if policies.looks_ahead(policy) and not policy.evict_always:
+            # Forms that recompute more than the step again are given up: others do better.
+            # Without the window a search looks at every value again for each that it evicts.
+            large = len(self._program.operations) > _LARGE
+            forms = [
+                (form, True)
+                for form in (policy, *policies.lookaheads(policy))
+                if form.sliding_window or not large
+            ]
+            ahead = self._best_of(forms, 0.0, min(settings.give_up, 1.0))
+            if ahead.feasible and _recompute_share(ahead) <= _COSTLY:
+                return ahead
+            policy = policies.where_nothing_is_known(policy)
+            own = ((policy, True), (policy, False))
+        # Evicting outputs only to recompute them at the end costs more than it gives, so they are
+        # kept; where that does not fit, they may be evicted like anything else. Where the fast
+        # projected cost finds no plan or a costly one, the exact one is tried, and dropping at last
+        # use what evicted values need.
+        exact = policies.with_exact_neighborhood(policy)
+        others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
+        plan = self._best_of((*own, *others), _COSTLY)
+        return plan if ahead is None or _is_better(plan, ahead) else ahead
+
+    def improved(self, plan: _core.Plan, outside_bytes: int) -> _core.Plan:
+        """The best that a search finds, if the policy says to search; else the plan.
+
+        Args:
+          plan: what `own_plan` has found.
+          outside_bytes: the most that may lie outside the pool at once.
+        """
+        policy = self._settings.policy
+        if not policy.search_effort or not self._settings.alternatives or policy.evict_always:
+            return plan
+        give_up = min(self._settings.give_up, 1.0)
+        return improved(
+            self._program,
+            [
+                start
+                for start in self._starts
+                if start.plan is plan or start.plan.stats["peak_outside_bytes"] <= outside_bytes
+            ],
+            lambda start, hints, most_seconds: self._plan(
+                start.policy, start.pin_early, give_up, most_seconds, hints
+            ),
+            policy.search_effort,
+            outside_bytes,
         )
 
-    def best_of(
+    def _best_of(
+        self,
         candidates: Iterable[tuple[_core.Policy, bool]],
         good_enough: float,
-        give_up: float = settings.give_up,
+        give_up: float | None = None,
     ) -> _core.Plan:
+        give_up = self._settings.give_up if give_up is None else give_up
         best: _core.Plan | None = None
         for policy, pin_early in candidates:
-            plan = plan_by(policy, pin_early, give_up)
-            if plan.feasible:
-                feasible.append(Start(policy, pin_early, plan))
+            plan = self._plan(policy, pin_early, give_up)
+            self._starts.append(Start(policy, pin_early, plan))
             if best is None or _is_better(plan, best):
                 best = plan
             if best.feasible and (policy.evict_always or _recompute_share(best) <= good_enough):
@@ -237,47 +274,34 @@ def _plan_within(
         assert best is not None
         return best
 
-    def searched(best: _core.Plan) -> _core.Plan:
-        if not settings.search_effort or not feasible or settings.policy.evict_always:
-            return best
-        return improved(
-            program,
-            feasible,
-            lambda start, worth, seconds: plan_by(
-                start.policy, start.pin_early, most_seconds=seconds, worth=worth
-            ),
-            settings.search_effort,
+    def _plan(
+        self,
+        policy: _core.Policy,
+        pin_early: bool,
+        give_up: float,
+        most_seconds: float = 0.0,
+        hints: Hints | None = None,
+    ) -> _core.Plan:
+        constants = len(self._program.constants)
+        most = 0 if policy.evict_always else 1024 + int(give_up * len(self._program.operations))
+        return _core.make_plan(
+            self._engine_program,
+            capacity_bytes=self._capacity_bytes,
+            alignment_bytes=self._settings.alignment_bytes,
+            policy=policy,
+            expensive_seconds_per_byte=self._settings.profile.expensive_seconds_per_byte,
+            input_where=[*self._residency.where, *[OUTSIDE] * constants],
+            input_offsets=[*self._residency.offsets, *[-1] * constants],
+            foreign=self._residency.others,
+            reserve_bytes=self._reserve_bytes,
+            pin_outputs_early=pin_early,
+            timed=True,
+            max_recomputations=most,
+            max_tried_recomputations=_TRIES * most,
+            max_recompute_seconds=most_seconds,
+            worth=hints.worth if hints else (),
+            sides=hints.sides if hints else (),
         )
-
-    policy = settings.policy
-    ahead: _core.Plan | None = None
-    own = ((policy, True), (policy, False))
-    if not settings.alternatives:
-        return best_of(own, math.inf)
-    knows = policies.looks_ahead(policy)
-    if knows and not policy.evict_always:
-        # Forms that recompute more than the step again are given up: others do better.
-        # Without the window a search looks at every value again for each that it evicts.
-        large = len(program.operations) > _LARGE
-        forms = [
-            (form, True)
-            for form in (policy, *policies.lookaheads(policy))
-            if form.sliding_window or not large
-        ]
-        ahead = best_of(forms, 0.0, min(settings.give_up, 1.0))
-        if ahead.feasible and _recompute_share(ahead) <= _COSTLY:
-            return searched(ahead)
-        policy = policies.where_nothing_is_known(policy)
-        own = ((policy, True), (policy, False))
-    # Evicting outputs only to recompute them at the end costs more than it gives, so they are kept;
-    # where that does not fit, they may be evicted like anything else. Where the fast projected cost
-    # finds no plan or a costly one, the exact one is tried, and dropping at last use what evicted
-    # values need.
-    exact = policies.with_exact_neighborhood(policy)
-    others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
-    plan = best_of((*own, *others), _COSTLY)
-    best = plan if ahead is None or _is_better(plan, ahead) else ahead
-    return searched(best) if knows else best
 
 
 def _is_better(plan: _core.Plan, best: _core.Plan) -> bool:
@@ -297,8 +321,8 @@ def unbudgeted_peak(
 ) -> int:
     """Bytes that the program needs at its peak when nothing is evicted, everything counted."""
     residency = first_residency(program)
-    policy = policies.with_forced_eviction(settings.policy, False)
-    settings = dataclasses.replace(settings, policy=policy, search_effort=0)
+    policy = policies.without_search(policies.with_forced_eviction(settings.policy, False))
+    settings = dataclasses.replace(settings, policy=policy)
     plan = make_plan(
         program,
         engine_program,
@@ -338,7 +362,7 @@ def smallest_budget(
     answer, None if there is none.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
-    settings = dataclasses.replace(settings, search_effort=0)
+    settings = dataclasses.replace(settings, policy=policies.without_search(settings.policy))
 
     def feasible(budget: int) -> bool:
         return bool(

@@ -83,6 +83,11 @@ def with_exact_neighborhood(policy: Policy) -> Policy:
     return _with(policy, neighborhood="exact")
 
 
+def without_search(policy: Policy) -> Policy:
+    """The same policy, but its own plans will do."""
+    return _with(policy, search_effort=0)
+
+
 def without_keeping(policy: Policy) -> Policy:
     """The same policy, but every value is dropped when its owner lets go of it."""
     return _with(policy, keep_demanded=False)
@@ -100,6 +105,7 @@ def _with(policy: Policy, **changed: Any) -> Policy:
             "evict_always",
             "keep_demanded",
             "unheld_first",
+            "search_effort",
         )
     }
     return Policy(**{**fields, **changed})

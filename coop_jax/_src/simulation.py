@@ -137,7 +137,8 @@ class Simulator:
 
     def search_no_better_plans(self) -> None:
         """The policies' own plans will do: whether one fits is all that is asked."""
-        self.settings = dataclasses.replace(self.settings, search_effort=0)
+        policy = policies.without_search(self.settings.policy)
+        self.settings = dataclasses.replace(self.settings, policy=policy)
 
     def plan(self, budget_bytes: int | None) -> _core.Plan:
         """The plan for a budget, feasible or not."""

@@ -134,6 +134,13 @@ std::vector<double> RandomWorth(uint64_t seed, const Program& program) {
   return worth;
 }
 
+std::vector<SideHint> RandomSides(uint64_t seed, const Program& program) {
+  std::mt19937_64 generator(seed);
+  std::vector<SideHint> sides(program.storage_bytes.size());
+  for (SideHint& side : sides) side = static_cast<SideHint>(generator() % 3);
+  return sides;
+}
+
 class ProgramTest : public ::testing::TestWithParam<NamedPolicy> {};
 
 TEST_P(ProgramTest, PlansComputeTheRightValuesFromTightToLooseBudgets) {
@@ -152,6 +159,7 @@ TEST_P(ProgramTest, PlansComputeTheRightValuesFromTightToLooseBudgets) {
       PlanOptions options = Options(GetParam().policy, capacity_bytes);
       options.pin_outputs_early = seed % 2 == 0;
       if (seed % 3 == 0) options.worth = RandomWorth(seed, program);
+      if (seed % 3 == 1) options.sides = RandomSides(seed, program);
       ++planned;
       if (Check(program, options)) ++feasible;
     }
@@ -329,6 +337,7 @@ TEST(ProgramMistakesTest, MalformedProgramsAreRefused) {
   refuses([](Program&, PlanOptions& o) { o.foreign = {{640, 64}}; });
   refuses([](Program&, PlanOptions& o) { o.engine.alignment_bytes = 0; });
   refuses([](Program&, PlanOptions& o) { o.worth = {1}; });
+  refuses([](Program&, PlanOptions& o) { o.sides = {SideHint::kLeft}; });
   refuses([](Program& p, PlanOptions& o) { o.worth.assign(p.storage_bytes.size(), -1); });
 }
 

@@ -1,0 +1,117 @@
+"""Plans against the least that any schedule recomputes. No plan may be below it; lookahead's are
+close. The bounds themselves are tested against each other: they come of three methods.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import statistics
+
+import optima
+import pytest
+
+import coop_jax
+
+pytestmark = pytest.mark.no_recomputation("nothing runs: what is compared are plans")
+
+
+def seconds(graph: optima.Graph, capacity: int, policy: str) -> float:
+    simulation = coop_jax.simulate(
+        traced(graph), budget=capacity * optima.UNIT_BYTES, policy=policy
+    )
+    if not simulation.feasible:
+        return math.inf
+    assert simulation.peak_bytes <= capacity * optima.UNIT_BYTES
+    return simulation.compute_seconds + simulation.recompute_seconds
+
+
+@functools.cache
+def traced(graph: optima.Graph) -> coop_jax.TracedProgram:
+    return graph.traced()
+
+
+def small(seed: int) -> tuple[optima.Graph, int] | None:
+    """A graph and a capacity in which it fits only with recomputation."""
+    graph = optima.random_graph(seed)
+    if graph.least() >= graph.peak():
+        return None
+    capacity = random.Random(seed).randrange(graph.least(), graph.peak())
+    return graph, capacity
+
+
+def test_with_room_for_all_the_least_is_every_job_once() -> None:
+    for seed in range(20):
+        graph = optima.random_graph(seed)
+        assert optima.least_seconds(graph, graph.peak()) <= graph.seconds
+        assert optima.checkmate_seconds(graph, graph.peak()) == pytest.approx(graph.seconds)
+        assert optima.least_seconds(graph, graph.least() - 1) == math.inf
+    for layers in (1, 9):
+        chain = optima.chain(layers, 0)
+        assert optima.least_chain_seconds(chain, chain.peak()) == pytest.approx(chain.seconds)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_two_ways_to_find_the_least_of_a_chain_agree(seed: int | None) -> None:
+    for layers in (1, 2, 5):
+        graph = optima.chain(layers, seed)
+        found = [
+            (optima.least_chain_seconds(graph, c), optima.least_seconds(graph, c))
+            for c in range(graph.least() - 1, graph.peak() + 1)
+        ]
+        assert found[0] == (math.inf, math.inf)
+        for a, b in found[1:]:
+            assert a == pytest.approx(b)
+            assert a < math.inf
+
+
+def test_the_mixed_integer_program_is_never_below_the_shortest_path() -> None:
+    compared = equal = 0
+    for seed in range(40):
+        case = small(seed)
+        if case is None or len(case[0].jobs) > 8:
+            continue
+        graph, capacity = case
+        least, kept_order = optima.least_seconds(graph, capacity), optima.checkmate_seconds(*case)
+        assert kept_order >= least - 1e-6
+        compared += 1
+        equal += kept_order == pytest.approx(least)
+    assert compared >= 5
+    assert equal >= compared * 0.7
+
+
+@pytest.mark.parametrize("policy", ["coop", "dte", "dtr", "lookahead"])
+def test_no_plan_is_better_than_the_optimum(policy: str) -> None:
+    recomputed = 0
+    for seed in range(0 if policy == "lookahead" else 100, 130, 2):
+        case = small(seed)
+        if case is None:
+            continue
+        found, least = seconds(*case, policy), optima.least_seconds(*case)
+        assert found >= least - 1e-9
+        recomputed += case[0].seconds < found < math.inf
+    assert recomputed > 0
+
+
+def test_lookahead_is_close_to_the_optimum_of_small_programs() -> None:
+    ratios, unfit = [], 0
+    for seed in range(200, 230):
+        case = small(seed)
+        if case is None or (least := optima.least_seconds(*case)) == math.inf:
+            continue
+        found = seconds(*case, "lookahead")
+        unfit += found == math.inf
+        if found < math.inf:
+            ratios.append(found / least)
+    assert len(ratios) >= 15
+    assert statistics.fmean(ratios) <= 1.10
+    assert unfit <= 0.2 * len(ratios)
+
+
+@pytest.mark.parametrize("layers", [8, 24, 64])
+def test_lookahead_is_close_to_the_optimum_of_a_chain(layers: int) -> None:
+    graph = optima.chain(layers, 0)
+    for capacity in (graph.least() + 1, int(2 * math.sqrt(layers)) + 2, layers // 2):
+        least = optima.least_chain_seconds(graph, capacity)
+        assert least <= seconds(graph, capacity, "lookahead") <= 1.15 * least
