@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from examples.paper.report.data import ABLATIONS, EIGHT, MAIN, Results, known, title
 from examples.paper.report.style import LOOKS, OOM, legend, panels, percent_axis
 
 _HATCH = "////"
 _BAND = 0.15
+_LEAST_SHOWN = 0.002
 _MARKERS = "osD^vPX*<>"
 
 
@@ -158,17 +160,24 @@ def real(r: Results) -> Figure | None:
     networks = known(row.network for row in r.real)
     policies = [m for m in MAIN if any(row.policy == m for row in r.real)]
     ends = [x for row in r.real for x in (row.simulated_overhead, row.measured_overhead)]
-    low, high = min(0.0, *ends), max(*ends, 0.05) * 1.08
+    # From one percent to several times the step: logarithmic. Times that vary can give less than 0.
+    low, high = max(_LEAST_SHOWN, 0.8 * min(ends)), 1.25 * max(*ends, 0.05)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
     axis.plot([low, high], [low, high], color="#555555", lw=1)
     axis.fill_between(
-        [0, high], [0, high * (1 - _BAND)], [0, high * (1 + _BAND)], color="#DDDDDD", lw=0
+        [low, high],
+        [low * (1 - _BAND), high * (1 - _BAND)],
+        [low * (1 + _BAND), high * (1 + _BAND)],
+        color="#DDDDDD",
+        lw=0,
     )
     for row in r.real:
         colour = LOOKS[row.policy].colour if row.policy in LOOKS else "#555555"
         marker = _MARKERS[networks.index(row.network) % len(_MARKERS)]
         axis.plot(
-            row.simulated_overhead,
-            row.measured_overhead,
+            max(low, row.simulated_overhead),
+            max(low, row.measured_overhead),
             color=colour,
             marker=marker,
             ms=8,
@@ -179,8 +188,11 @@ def real(r: Results) -> Figure | None:
     axis.set_ylim(low, high)
     axis.set_xlabel("simulated overhead")
     axis.set_ylabel("measured overhead")
-    percent_axis(axis.xaxis)
-    percent_axis(axis.yaxis)
+    ticks = [x for x in (0.01, 0.03, 0.1, 0.3, 1, 3, 10) if low <= x <= high]
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_locator(FixedLocator(ticks))
+        each.set_minor_locator(NullLocator())
+        percent_axis(each)
     points = [
         Line2D([], [], color="#555555", marker=_MARKERS[i % len(_MARKERS)], ls="", label=title(n))
         for i, n in enumerate(networks)
