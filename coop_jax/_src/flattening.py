@@ -16,6 +16,7 @@ import numpy as np
 from coop_jax._src import branching, costs, grouping, primitives, refs, stacks
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
+from coop_jax._src.fusible import is_narrow
 from coop_jax._src.grouping import SMALL_BYTES as SMALL_BYTES
 from coop_jax._src.grouping import is_group_body as is_group_body
 from coop_jax._src.kernels import Kernel, KernelCache
@@ -181,6 +182,7 @@ class Flattener:
         body = jaxprs.call_body(eqn.primitive, eqn.params)
         nested = body is not None or name in primitives.CONTROL_FLOW
         apart = self._calls_apart and body is not None
+        apart = apart and not any(is_narrow(v.aval) for v in (*eqn.invars, *eqn.outvars))
         if nested and (apart or not grouping.is_group(eqn.primitive, eqn.params, eqn.effects)):
             if body is not None:
                 return self._walk(body[0], [self._constant(c) for c in body[1]], operands)

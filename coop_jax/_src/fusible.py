@@ -8,7 +8,7 @@ gathers, sorts, programs with a body, effects.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coop_jax._src import primitives
 
@@ -33,6 +33,11 @@ REDUCTIONS = frozenset(
     reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin
     """.split()
 )
+# XLA's CPU compiler aborts the process on some operations on these that it can do among others (a
+# `concatenate` of int2 by itself), so how the user grouped them is left as it is.
+_NARROW = frozenset(("int1", "uint1", "int2", "uint2", "int4", "uint4"))
+_NARROW_FLOATS = ("float4", "float6", "float8")
+
 _LOOPS = _CHEAP | REDUCTIONS | primitives.ELEMENTWISE | {"pad", "concatenate"}
 
 
@@ -48,6 +53,7 @@ def is_heavy(kernel: Kernel) -> bool:
         sum(name in _HEAVY for name in names) == 1
         and all(name in _HEAVY or name in _LOOPS for name in names)
         and not kernel.touches_part
+        and not _has_narrow(kernel)
     )
 
 
@@ -57,7 +63,19 @@ def is_loop(kernel: Kernel) -> bool:
         all(e.primitive.name in _LOOPS for e in kernel.equations)
         and kernel.recomputable
         and not kernel.touches_part
+        and not _has_narrow(kernel)
     )
+
+
+def _has_narrow(kernel: Kernel) -> bool:
+    inside = (aval for e in kernel.equations for aval in e.out_avals)
+    return any(map(is_narrow, (*kernel.in_avals, *inside)))
+
+
+def is_narrow(aval: Any) -> bool:
+    """Whether values are of a few bits each."""
+    name = str(getattr(aval, "dtype", ""))
+    return name in _NARROW or name.startswith(_NARROW_FLOATS)
 
 
 def is_cheap(kernel: Kernel) -> bool:
