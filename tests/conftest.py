@@ -10,7 +10,11 @@ something was evicted must then see recomputation, or it proves nothing there: i
 marked `no_recomputation(reason)`. (Where nothing was, there was nothing that may be: arguments,
 results, small values.) What cannot hold in that mode (no evictions in a large budget, exact counts)
 is marked `unless_forced(reason)` and skipped; see also `forced_eviction`. `--verify` compares every
-recomputed value with its first value. Both set environment variables, so subprocesses follow.
+recomputed value with its first value.
+
+Operations are not fused where a test does not say so, since small programs then have several to
+evict; with `--fusion` they are, and what cannot hold then is marked `unless_fused(reason)` (see also
+`unless_fused`). All three set environment variables, so subprocesses follow.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from coop_jax._src import runtime as runtimes
 from coop_jax._src.verify import eviction_is_forced
 from faults import Operations
 from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
+from unless_fused import UNLESS_FUSED
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
@@ -57,10 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "no_recomputation(reason): recomputes nothing even when eviction is forced"
     )
     config.addinivalue_line("markers", "unless_forced(reason): skipped when eviction is forced")
-    switches = (("--force-eviction", _FORCED), ("--verify", _VERIFY), ("--fusion", _FUSION))
-    for option, name in switches:
+    config.addinivalue_line("markers", "unless_fused(reason): skipped with --fusion")
+    for option, name in (("--force-eviction", _FORCED), ("--verify", _VERIFY)):
         if config.getoption(option):
             os.environ[name] = "1"
+    os.environ[_FUSION] = "1" if config.getoption("--fusion") else "0"
     config.stash[_forced] = eviction_is_forced()
     count = runtimes.Runtime.count
 
@@ -85,11 +91,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in (item.path.name, getattr(item, "originalname", "")):
             if name in UNLESS_FORCED:
                 item.add_marker(pytest.mark.unless_forced(UNLESS_FORCED[name]))
+            if name in UNLESS_FUSED:
+                item.add_marker(pytest.mark.unless_fused(UNLESS_FUSED[name]))
             if name in NO_RECOMPUTATION:
                 item.add_marker(pytest.mark.no_recomputation(NO_RECOMPUTATION[name]))
         marker = item.get_closest_marker("unless_forced")
         if marker is not None and item.config.stash[_forced]:
             item.add_marker(pytest.mark.skip(f"eviction is forced: {marker.args[0]}"))
+        marker = item.get_closest_marker("unless_fused")
+        if marker is not None and item.config.getoption("--fusion"):
+            item.add_marker(pytest.mark.skip(f"operations are fused: {marker.args[0]}"))
 
 
 @pytest.hookimpl(wrapper=True)

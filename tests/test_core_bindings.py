@@ -28,10 +28,12 @@ def test_policies_compare_by_value() -> None:
     assert dtr.keep_demanded
     assert dtr != _core.Policy("dtr", "exact", keep_demanded=False)
     assert dtr != _core.Policy("dtr", "exact", unheld_first=False)
+    assert dtr != _core.Policy("dtr", "exact", search_effort=1)
+    assert _core.Policy("lookahead").search_effort > 0 == dtr.search_effort
     assert repr(dtr) == (
         "Policy(heuristic='dtr', neighborhood='exact', sliding_window=False, "
         "cheap_partitioning=False, in_place=False, evict_always=False, keep_demanded=True, "
-        "unheld_first=True)"
+        "unheld_first=True, search_effort=0)"
     )
     with pytest.raises(ValueError, match="heuristic must be"):
         _core.Policy("lru")

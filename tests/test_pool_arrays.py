@@ -79,7 +79,7 @@ def test_large_outputs_lie_in_the_pool(front_end: str, budget: int | None) -> No
     del loss
 
 
-@pytest.mark.parametrize("fraction", [None, 0.6])
+@pytest.mark.parametrize("fraction", [None, 0.75])
 @pytest.mark.parametrize("policy", ["coop", "dtr", "dte"])
 def test_donated_parameters_keep_their_addresses(policy: str, fraction: float | None) -> None:
     step = coop_jax.run(sgd_step, budget=fraction, policy=policy, donate_argnums=0)
@@ -97,7 +97,7 @@ def test_donated_parameters_keep_their_addresses(policy: str, fraction: float | 
 
 
 def test_donated_parameters_lie_at_the_ends_of_the_pool() -> None:
-    step = coop_jax.run(sgd_step, budget=0.6, donate_argnums=0)
+    step = coop_jax.run(sgd_step, budget=0.75, donate_argnums=0)
     params, loss = step(first_params(), data(0))
     del loss
     params, loss = step(params, data(1))
@@ -170,7 +170,7 @@ def test_other_budgets_of_a_known_program_compile_little(
 ) -> None:
     coop_jax.run(sgd_step, budget=0.9, donate_argnums=0)(first_params(), data(0))
     before = backend_compilations()
-    step = coop_jax.run(sgd_step, budget=0.6, donate_argnums=0)
+    step = coop_jax.run(sgd_step, budget=0.75, donate_argnums=0)
     step(first_params(), data(0))
     assert step.runtime.stats().evictions > 0
     assert backend_compilations() - before <= 8

@@ -45,9 +45,11 @@ class RunFrontEnd:
         return self._sibling(fn, None, tuple(range(donate)))  # type: ignore[no-any-return]
 
     def _sibling(self, fn: Flat, budget: int | float | None, donate: tuple[int, ...]) -> Any:
+        # Not fused: whether first and second part run as one program depends on the budget, and the
+        # bits must not.
         owner = self._owner
-        place = owner._device, owner._runtime, owner._fusion
-        return type(owner)(fn, budget, owner._policy, donate, (), *place)
+        place = owner._device, owner._runtime
+        return type(owner)(fn, budget, owner._policy, donate, (), *place, fusion=False)
 
     def prepare(self, fn: Flat, operands: Sequence[Any]) -> None:
         """Makes the runtime for `fn` if there is none."""

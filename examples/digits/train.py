@@ -39,7 +39,9 @@ flags.DEFINE_integer("batch", 128, "images of one step", lower_bound=1, upper_bo
 flags.DEFINE_integer("seed", 0, "of the parameters, the split and the shuffling", lower_bound=0)
 flags.DEFINE_bool("verify", False, "train again without a budget and compare all parameters")
 flags.DEFINE_bool("eager", False, "use coop_jax.remat_eager in place of coop_jax.run")
-flags.DEFINE_bool("fusion", False, "compile operations together that XLA can fuse")
+flags.DEFINE_bool(
+    "fusion", None, "compile operations together that XLA can fuse (run does, unless told not to)"
+)
 
 WANTED_ACCURACY = 0.97
 TEST_IMAGES = 360
@@ -129,7 +131,7 @@ def count_correct(params: Any, images: jax.Array, labels: jax.Array) -> jax.Arra
 
 
 def budgeted(
-    budget: Budget, policy: str = "coop", eager: bool = False, fusion: bool = False
+    budget: Budget, policy: str = "coop", eager: bool = False, fusion: bool | None = None
 ) -> Any:
     """The train step under a budget: all that changes in a program that exists."""
     if eager and fusion:

@@ -100,7 +100,11 @@ class Training:
         starts_anew: bool = False,
     ):
         self.step = coop_jax.run(
-            step.fn, budget=budget, policy=policy, donate_argnums=step.donate_argnums
+            step.fn,
+            budget=budget,
+            policy=policy,
+            donate_argnums=step.donate_argnums,
+            fusion=False,
         )
         self._first = jax.tree.map(np.array, network.init("small"))
         self._starts_anew = starts_anew
@@ -206,7 +210,9 @@ def _measure(
 ) -> list[Row]:
     say(f"{network.name}: without a budget")
     step = network.make_step("small")
-    program = coop_jax.trace_program(step.fn, *step.arguments, donate_argnums=step.donate_argnums)
+    program = coop_jax.trace_program(
+        step.fn, *step.arguments, donate_argnums=step.donate_argnums, fusion=False
+    )
     unbudgeted = Training(network, step, None, "coop")
     with coop_jax.record_costs(unbudgeted.step.runtime) as costs:
         for _ in range(_RECORDED):

@@ -76,7 +76,7 @@ OPERATIONS = (
 def density(operation: Operation, profile: str, runs: int = _RUNS) -> Density:
     """The row of an operation."""
     arguments = _arguments(operation, operation.batch)
-    program = coop_jax.trace_program(operation.fn, *arguments)
+    program = coop_jax.trace_program(operation.fn, *arguments, fusion=False)
     device = PROFILES[profile]
     seconds = program.cost_seconds(device)
     output_bytes = _output_bytes(operation, arguments)
@@ -101,12 +101,13 @@ def measured_seconds(operation: Operation, runs: int = _RUNS) -> float:
     """Seconds of a real run, operation by operation as the runtime does it."""
     shapes = operation.shapes(operation.measured_batch)
     arrays = [jnp.full(shape, 0.5, jnp.float32) for shape in shapes]
-    step = coop_jax.run(operation.fn, budget=None)
+    step = coop_jax.run(operation.fn, budget=None, fusion=False)
     step(*arrays)
     with coop_jax.record_costs(step.runtime) as costs:
         for _ in range(runs):
             step(*arrays)
-    seconds = coop_jax.simulate(operation.fn, *arrays, costs=costs).compute_seconds
+    program = coop_jax.trace_program(operation.fn, *arrays, fusion=False)
+    seconds = coop_jax.simulate(program, costs=costs).compute_seconds
     step.runtime.close()
     return seconds
 
