@@ -13,8 +13,8 @@ is marked `unless_forced(reason)` and skipped; see also `forced_eviction`. `--ve
 recomputed value with its first value.
 
 Operations are not fused where a test does not say so, since small programs then have several to
-evict; with `--fusion` they are, and what cannot hold then is marked `unless_fused(reason)` (see also
-`unless_fused`). All three set environment variables, so subprocesses follow.
+evict. With `--fusion` they are, and what cannot hold then is marked `unless_fused(reason)`; see
+also `unless_fused`. All three set environment variables, so subprocesses follow.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def test_later_steps_do_what_the_first_does() -> None:
 
 def test_a_policy_that_copies_on_write_gives_the_same_bits() -> None:
     wanted, _, _ = train(None)
-    found, places, _ = train(0.95, "dtr")
+    found, places, _ = train(0.99, "dtr")
     assert_same_bits(found, wanted)
     assert len({tuple(p) for p in places}) > 1
 

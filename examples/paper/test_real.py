@@ -64,7 +64,7 @@ def test_later_steps_of_a_training_do_what_was_simulated(network: str) -> None:
     step = NETWORKS[network].make_step("small")
     training = real.Training(NETWORKS[network], step, None, "coop")
     workspace = training.step.runtime.stats().workspace_bytes
-    program = coop_jax.trace_program(step.fn, *step.arguments, donate_argnums=0)
+    program = coop_jax.trace_program(step.fn, *step.arguments, donate_argnums=0, fusion=False)
     simulation = coop_jax.simulate(program, budget=0.7, workspace=workspace)
     budgeted = real.Training(NETWORKS[network], step, simulation.budget_bytes, "coop")
     contender = real.Contender(budgeted, training, simulation)

@@ -2,7 +2,8 @@
 
 Both are one gradient and SGD step of a GPT-style stack: once with parameters stacked along a
 leading axis and `jax.lax.scan`, once with a dictionary of parameters for each layer and a Python
-loop. Seconds are those of the cost model, so the table is the same on every machine.
+loop; one primitive at a time. Seconds are those of the cost model, so the table is the same on
+every machine.
 
     python -m tests.benchmarks.scanned_layers [--layers 24] [--fractions 0.4]
 """
@@ -104,7 +105,7 @@ def measure(
 ) -> tuple[Any, dict[str, Any]]:
     """One step under a budget: its results, and what the cost model says it took."""
     step, parameters, x = form
-    budgeted = coop_jax.run(step, budget=budget, donate_argnums=0)
+    budgeted = coop_jax.run(step, budget=budget, donate_argnums=0, fusion=False)
     results = jax.device_get(budgeted(parameters, x))
     (signature,) = budgeted._signatures.values()
     (plan,) = signature.plans.values()
