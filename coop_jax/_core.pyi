@@ -116,8 +116,8 @@ class Policy:
     from it is still to be read. `unheld_first`: what nothing holds any more, recomputed on the way
     to something else, goes first and at no cost. (The published methods do neither.)
     `search_effort`: where the program is known, so many operations may be planned, again and again
-    with other preferences, to find plans that recompute less; 0 for none. None is 300,000 for
-    "lookahead", which takes about a second, and 0 for the others.
+    with other preferences, to find plans that recompute less; 0 for none. None is 1,000,000 for
+    "lookahead", which takes a second or a few, and 0 for the others.
     """
 
     def __init__(

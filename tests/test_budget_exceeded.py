@@ -41,6 +41,15 @@ def check_report(report: coop_jax.BudgetReport, message: str, budget_bytes: int)
     assert "What to change" in message
 
 
+@pytest.mark.parametrize("fusion", [False, True])
+def test_it_says_that_single_operations_need_less_at_once(fusion: bool) -> None:
+    step = coop_jax.run(step_fn, TOO_SMALL_BYTES, fusion=fusion)
+    with pytest.raises(coop_jax.BudgetExceededError) as caught:
+        step(first_params(), data())
+    assert caught.value.report.fused == fusion
+    assert ("fusion=False" in str(caught.value)) == fusion
+
+
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("policy", ["coop", "dtr", "dte"])
 def test_run_knows_before_it_begins_that_a_budget_is_too_small(

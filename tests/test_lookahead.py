@@ -39,7 +39,7 @@ def simulated(name: str, policy: str) -> list[coop_jax.Simulation]:
     return coop_jax.sweep(
         traced,
         budget=[int(ratio * peak) for ratio in RATIOS],
-        policy=policy,
+        policy=policy_of(100_000) if policy == "lookahead" else policy,
         device_profile=PROFILE,
         alternatives=policy in ("lookahead", "coop"),
         progress=False,

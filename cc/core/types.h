@@ -58,7 +58,7 @@ struct Policy {
   static Policy Coop() { return {}; }
   static Policy Lookahead() {
     Policy policy{Heuristic::kLookahead, NeighborhoodMode::kAncestors};
-    policy.search_effort = 300'000;
+    policy.search_effort = 1'000'000;
     return policy;
   }
   static Policy Dtr() {

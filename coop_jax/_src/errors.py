@@ -25,6 +25,7 @@ class BudgetReport:
       smallest_budget_bytes: the least budget that would do, where it is known.
       thrashing: room could be found, but only by evicting again and again what was just brought
         back; the search for an end of that was given up.
+      fused: whether operations were fused; single ones need less at once.
     """
 
     requested_bytes: int
@@ -37,6 +38,7 @@ class BudgetReport:
     source: str
     smallest_budget_bytes: int | None
     thrashing: bool = False
+    fused: bool = False
 
 
 class BudgetExceededError(MemoryError):
@@ -95,5 +97,6 @@ def _describe(report: BudgetReport) -> str:
     lines.append(
         "What to change: raise budget= to at least that, donate the arguments that the function"
         " replaces (donate_argnums=), make the batch smaller, or split the operation named above."
+        + (" Without fusion (fusion=False) some programs fit into less." if report.fused else "")
     )
     return "\n".join(lines)

@@ -343,7 +343,15 @@ class BudgetedFunction(Generic[P, R]):
             if not plan.feasible:
                 # The budget that would do includes the workspace, which only compiling tells.
                 needed = max(workspace, compile_all(signature, program, runtime))
-                raise exceeded(runtime, program, engine_program, residency, plan, needed)
+                raise exceeded(
+                    runtime,
+                    program,
+                    engine_program,
+                    residency,
+                    plan,
+                    needed,
+                    fused=self._fusion,
+                )
             return plan
 
         attempt(0)  # a budget that is too small is known before anything is compiled

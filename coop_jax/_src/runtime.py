@@ -190,6 +190,8 @@ class Runtime:
         operation: str,
         source: str = "",
         smallest_budget_bytes: int | None = None,
+        *,
+        fused: bool = False,
     ) -> BudgetExceededError:
         """The error for a request that the engine could not meet."""
         return BudgetExceededError(
@@ -204,6 +206,7 @@ class Runtime:
                 source=source,
                 smallest_budget_bytes=smallest_budget_bytes,
                 thrashing=failure["reason"] == "thrashing",
+                fused=fused,
             )
         )
 

@@ -181,6 +181,8 @@ def exceeded(
     residency: Residency,
     plan: _core.Plan,
     workspace_bytes: int,
+    *,
+    fused: bool,
 ) -> BudgetExceededError:
     failure = plan.failure
     assert failure is not None
@@ -197,4 +199,4 @@ def exceeded(
         workspace_bytes,
         runtime.capacity_bytes(),
     )
-    return runtime.exceeded(failure, operation, source, smallest)
+    return runtime.exceeded(failure, operation, source, smallest, fused=fused)
