@@ -126,6 +126,17 @@ def test_effort_bounds_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
         policy_of(-1)
 
 
+@pytest.mark.parametrize("speed", [1.0, 1e6])
+def test_how_fast_the_device_is_does_not_end_the_search(speed: float) -> None:
+    profile = coop_jax.DeviceProfile("any", speed * 2e13, speed * 2e12, 3e-6 / speed)
+    overheads = []
+    for effort in (0, 100_000):
+        traced = program("cnn", fusion=True)
+        simulator = simulations.Simulator(traced, policy_of(effort), profile, None, None)
+        overheads.append(simulator.simulate(0.5, find_smallest=False).overhead)
+    assert 0 < overheads[1] < overheads[0]
+
+
 def test_where_no_policy_fits_the_search_may_find_a_plan() -> None:
     found = 0
     for seed in range(40):

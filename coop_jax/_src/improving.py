@@ -94,6 +94,13 @@ def badness(plan: _core.Plan) -> tuple[bool, float]:
     return True, -plan.failed_operation
 
 
+def _is_good_enough(plan: _core.Plan) -> bool:
+    stats = plan.stats
+    return plan.feasible and bool(
+        stats["recompute_seconds"] <= _GOOD_ENOUGH * stats["compute_seconds"]
+    )
+
+
 # plan(start, hints, most seconds of recomputation): a variant, infeasible if it takes longer.
 PlanVariant = Callable[[Start, Hints, float], _core.Plan]
 
@@ -116,8 +123,7 @@ def improved(
     """
     kept = sorted(starts, key=lambda s: s.badness)[:_STARTS]
     kinds = _Kinds(program)
-    enough = (False, _GOOD_ENOUGH * math.fsum(o.kernel.cost_seconds for o in program.operations))
-    if not kinds or kept[0].badness <= enough:
+    if not kinds or _is_good_enough(kept[0].plan):
         return kept[0].plan
     generator = random.Random(0)
     operations = max(1, len(program.operations))
@@ -129,7 +135,7 @@ def improved(
     ):
         for _ in range(rounds):
             least = kept[0].badness
-            if spent >= effort or since >= _PATIENCE or least <= enough:
+            if spent >= effort or since >= _PATIENCE or _is_good_enough(kept[0].plan):
                 break
             candidates = []
             for _ in range(_ROUND):
