@@ -141,6 +141,16 @@ std::vector<SideHint> RandomSides(uint64_t seed, const Program& program) {
   return sides;
 }
 
+// With about the least memory in which the policy finds a plan.
+PlanOptions TightOptions(const Policy& policy, const Program& program) {
+  const int64_t bound_bytes = LowerBoundBytes(program, kAlignmentBytes);
+  PlanOptions options = Options(policy, 3 * bound_bytes / 2);
+  while (!MakePlan(program, options).feasible) {
+    options.engine.capacity_bytes += bound_bytes / 4 / kAlignmentBytes * kAlignmentBytes + 64;
+  }
+  return options;
+}
+
 class ProgramTest : public ::testing::TestWithParam<NamedPolicy> {};
 
 TEST_P(ProgramTest, PlansComputeTheRightValuesFromTightToLooseBudgets) {
@@ -221,13 +231,8 @@ TEST_P(ProgramTest, MoreRecomputationThanIsAllowedIsNoPlan) {
   for (uint64_t seed = 350; seed < 380 && !HasFailure(); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const Program program = RandomProgram(seed, ShapeOf(seed));
-    const int64_t bound_bytes = LowerBoundBytes(program, kAlignmentBytes);
-    PlanOptions options = Options(GetParam().policy, 3 * bound_bytes / 2);
-    Plan any = MakePlan(program, options);
-    while (!any.feasible) {
-      options.engine.capacity_bytes += bound_bytes / 4 / kAlignmentBytes * kAlignmentBytes + 64;
-      any = MakePlan(program, options);
-    }
+    PlanOptions options = TightOptions(GetParam().policy, program);
+    const Plan any = MakePlan(program, options);
     if (any.stats.recomputations < 2) continue;
     options.max_recomputations = any.stats.recomputations;
     EXPECT_TRUE(MakePlan(program, options).feasible);
@@ -253,13 +258,8 @@ TEST_P(ProgramTest, ALongerRecomputationThanIsAllowedIsNoPlan) {
   for (uint64_t seed = 350; seed < 380 && !HasFailure(); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const Program program = RandomProgram(seed, ShapeOf(seed));
-    const int64_t bound_bytes = LowerBoundBytes(program, kAlignmentBytes);
-    PlanOptions options = Options(GetParam().policy, 3 * bound_bytes / 2);
-    Plan any = MakePlan(program, options);
-    while (!any.feasible) {
-      options.engine.capacity_bytes += bound_bytes / 4 / kAlignmentBytes * kAlignmentBytes + 64;
-      any = MakePlan(program, options);
-    }
+    PlanOptions options = TightOptions(GetParam().policy, program);
+    const Plan any = MakePlan(program, options);
     const double seconds = any.stats.recompute_seconds;
     if (seconds <= 0) continue;
     options.max_recompute_seconds = seconds;

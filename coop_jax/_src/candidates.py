@@ -1,0 +1,203 @@
+"""The plans of one call that are tried, and which of them is taken.
+
+A policy's own plan is not always its best: what may be evicted early, how projected costs are
+counted, and where storages go decide, too, and which of it is best differs from program to program.
+Planning takes much less time than the steps that follow, so several are made.
+
+Thread rule: a `Candidates` belongs to one thread (the search makes plans on others).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from coop_jax import _core
+from coop_jax._src import costs, policies
+from coop_jax._src.improving import Hints, Start, improved
+from coop_jax._src.program import Program
+
+OUTSIDE, FOREIGN, ADOPT = 0, 1, 2
+
+# Plans that recompute more than this share of the step are compared with others.
+_COSTLY = 0.3
+
+# In longer programs only what is fast is tried.
+_LARGE = 20_000
+
+# So many recomputations may be tried and undone for each that a plan may have.
+_TRIES = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Residency:
+    """Where the inputs lie when a call begins.
+
+    Attributes:
+      where: for each input OUTSIDE, FOREIGN (in the pool) or ADOPT (to be copied into it).
+      offsets: for each FOREIGN input its offset, -1 for others.
+      donated: for each input whether its memory may be reused in this call.
+      others: (offset, bytes) of blocks of the pool that are no inputs.
+    """
+
+    where: tuple[int, ...]
+    offsets: tuple[int, ...]
+    donated: tuple[bool, ...]
+    others: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What a plan depends on besides program and residency.
+
+    `alternatives`: whether variants of the policy are tried too where its own plan does not fit or
+    is costly. Always when something runs; not when policies are compared.
+    `give_up`: a plan that recomputes this many times as many operations as there are is given up: a
+    step that takes so long serves nobody, and takes long to plan.
+    """
+
+    policy: _core.Policy
+    alignment_bytes: int
+    profile: costs.DeviceProfile
+    alternatives: bool = True
+    give_up: float = 16.0
+
+
+class Candidates:
+    """Plans a call with a given reservation, in several ways.
+
+    The plan that recomputes least wins: planning takes much less time than the steps that follow.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        engine_program: _core.Program,
+        residency: Residency,
+        settings: PlanSettings,
+        capacity_bytes: int,
+        reserve_bytes: int,
+    ):
+        self._program = program
+        self._engine_program = engine_program
+        self._residency = residency
+        self._settings = settings
+        self._capacity_bytes = capacity_bytes
+        self._reserve_bytes = reserve_bytes
+        self._starts: list[Start] = []  # all that was planned
+
+    def own_plan(self) -> _core.Plan:
+        """The best of the policy's plans, and of the variants tried beside it."""
+        settings = self._settings
+        policy = settings.policy
+        ahead: _core.Plan | None = None
+        own = ((policy, True), (policy, False))
+        if not settings.alternatives:
+            return self._best_of(own, math.inf)
+        if policies.looks_ahead(policy) and not policy.evict_always:
+            # Forms that recompute more than the step again are given up: others do better.
+            # Without the window a search looks at every value again for each that it evicts.
+            large = len(self._program.operations) > _LARGE
+            forms = [
+                (form, True)
+                for form in (policy, *policies.lookaheads(policy))
+                if form.sliding_window or not large
+            ]
+            ahead = self._best_of(forms, 0.0, min(settings.give_up, 1.0))
+            if ahead.feasible and _recompute_share(ahead) <= _COSTLY:
+                return ahead
+            policy = policies.where_nothing_is_known(policy)
+            own = ((policy, True), (policy, False))
+        # Evicting outputs only to recompute them at the end costs more than it gives, so they are
+        # kept; where that does not fit, they may be evicted like anything else. Where the fast
+        # projected cost finds no plan or a costly one, the exact one is tried, and dropping at last
+        # use what evicted values need.
+        exact = policies.with_exact_neighborhood(policy)
+        others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
+        plan = self._best_of((*own, *others), _COSTLY)
+        return plan if ahead is None or _is_better(plan, ahead) else ahead
+
+    def improved(self, plan: _core.Plan, outside_bytes: int) -> _core.Plan:
+        """The best that a search finds, if the policy says to search; else the plan.
+
+        Args:
+          plan: what `own_plan` has found.
+          outside_bytes: the most that may lie outside the pool at once.
+        """
+        policy = self._settings.policy
+        if not policy.search_effort or not self._settings.alternatives or policy.evict_always:
+            return plan
+        give_up = min(self._settings.give_up, 1.0)
+        return improved(
+            self._program,
+            [
+                start
+                for start in self._starts
+                if start.plan is plan or start.plan.stats["peak_outside_bytes"] <= outside_bytes
+            ],
+            lambda start, hints, most_seconds: self._plan(
+                start.policy, start.pin_early, give_up, most_seconds, hints
+            ),
+            policy.search_effort,
+            outside_bytes,
+        )
+
+    def _best_of(
+        self,
+        candidates: Iterable[tuple[_core.Policy, bool]],
+        good_enough: float,
+        give_up: float | None = None,
+    ) -> _core.Plan:
+        give_up = self._settings.give_up if give_up is None else give_up
+        best: _core.Plan | None = None
+        for policy, pin_early in candidates:
+            plan = self._plan(policy, pin_early, give_up)
+            self._starts.append(Start(policy, pin_early, plan))
+            if best is None or _is_better(plan, best):
+                best = plan
+            if best.feasible and (policy.evict_always or _recompute_share(best) <= good_enough):
+                break
+        assert best is not None
+        return best
+
+    def _plan(
+        self,
+        policy: _core.Policy,
+        pin_early: bool,
+        give_up: float,
+        most_seconds: float = 0.0,
+        hints: Hints | None = None,
+    ) -> _core.Plan:
+        constants = len(self._program.constants)
+        most = 0 if policy.evict_always else 1024 + int(give_up * len(self._program.operations))
+        return _core.make_plan(
+            self._engine_program,
+            capacity_bytes=self._capacity_bytes,
+            alignment_bytes=self._settings.alignment_bytes,
+            policy=policy,
+            expensive_seconds_per_byte=self._settings.profile.expensive_seconds_per_byte,
+            input_where=[*self._residency.where, *[OUTSIDE] * constants],
+            input_offsets=[*self._residency.offsets, *[-1] * constants],
+            foreign=self._residency.others,
+            reserve_bytes=self._reserve_bytes,
+            pin_outputs_early=pin_early,
+            timed=True,
+            max_recomputations=most,
+            max_tried_recomputations=_TRIES * most,
+            max_recompute_seconds=most_seconds,
+            worth=hints.worth if hints else (),
+            sides=hints.sides if hints else (),
+        )
+
+
+def _is_better(plan: _core.Plan, best: _core.Plan) -> bool:
+    if plan.feasible != best.feasible:
+        return plan.feasible
+    return plan.feasible and _recompute_share(plan) < _recompute_share(best)
+
+
+def _recompute_share(plan: _core.Plan) -> float:
+    stats = plan.stats
+    share: float = stats["recompute_seconds"] / max(stats["compute_seconds"], 1e-30)
+    return share
