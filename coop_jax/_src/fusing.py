@@ -68,8 +68,8 @@ class _Sink:
 
 
 def is_default() -> bool:
-    """Whether operations are fused wherever nothing is said: unless COOP_JAX_FUSION is 0."""
-    return switches.is_on("COOP_JAX_FUSION", default=True)
+    """Whether COOP_JAX_FUSION asks for fusion wherever nothing else is said."""
+    return switches.is_on("COOP_JAX_FUSION")
 
 
 def fuse(
