@@ -27,7 +27,10 @@ class Demand {
  public:
   explicit Demand(Graph& graph) : graph_(graph) {}
 
-  [[nodiscard]] bool IsDemanded(StorageId storage) const { return nodes_[storage].demands > 0; }
+  // By more than so many edges.
+  [[nodiscard]] bool IsDemanded(StorageId storage, int32_t by_more_than = 0) const {
+    return nodes_[storage].demands > by_more_than;
+  }
   [[nodiscard]] bool IsKept(StorageId storage) const {
     return nodes_[storage].kept && nodes_[storage].demands > 0;
   }

@@ -247,8 +247,12 @@ void Engine::Impl::DecideInPlace(size_t index) {
     if (other.in_place == input) return;
   }
   if (recompute) {
-    // Nobody promised anything about this use: only what nobody reads and can come back.
-    if (storage.refs != 0 || !storage.has_recipe()) return;
+    // Nobody promised anything about this use: only what nobody reads and can come back, and what
+    // no other recomputation waits for, or it would come back for that at once.
+    if (storage.refs != 0 || !storage.has_recipe() ||
+        memory.IsWorthKeeping(input, EdgesBetween(id, input))) {
+      return;
+    }
   } else {
     if (storage.refs != 1) return;
     if (!storage.has_recipe()) {

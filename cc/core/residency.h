@@ -59,9 +59,10 @@ class Residency {
     if (storage.evicted_neighbors == 0) return storage.cost_seconds;
     return storage.cost_seconds + neighborhood_.CostAround(id);
   }
-  // Something evicted will be made from it, and the policy cares.
-  [[nodiscard]] bool IsWorthKeeping(StorageId id) const {
-    return options_.policy.keep_demanded && demand_.IsDemanded(id);
+  // Something evicted will be made from it, and the policy cares. `besides`: edges to operations
+  // that are about to run and do not count.
+  [[nodiscard]] bool IsWorthKeeping(StorageId id, int32_t besides = 0) const {
+    return options_.policy.keep_demanded && demand_.IsDemanded(id, besides);
   }
   // What evicting a resident storage costs, by the policy and what it is worth to the front end.
   // Never not-a-number. Inline: the window search asks it of every block.

@@ -124,6 +124,33 @@ TEST(DemandTest, ADemandedValueIsNotOverwrittenInPlace) {
   }
 }
 
+TEST(DemandTest, ARecomputationDoesNotOverwriteWhatAnotherWaitsFor) {
+  for (const bool keep_demanded : {true, false}) {
+    Policy policy = Policy::Coop();
+    policy.keep_demanded = keep_demanded;
+    CheckedEngine checked(Options(6, policy));
+    const StorageId dear = Compute(checked, {}, 1, 1.0);
+    const StorageId other = Compute(checked, {dear}, 1, 1e-6);
+    const StorageId updated = Compute(checked, {dear}, 1, 1e-6, 0);
+    checked.EvictAll();
+    ASSERT_TRUE(checked.Materialize(updated));
+    EXPECT_EQ(checked.engine().stats().recomputations, 2);
+    EXPECT_EQ(Resident(checked, dear), keep_demanded);
+    ASSERT_TRUE(checked.Materialize(other));
+    EXPECT_EQ(checked.engine().stats().recomputations, keep_demanded ? 3 : 4);
+  }
+}
+
+TEST(DemandTest, ARecomputationOverwritesWhatNoOtherWaitsFor) {
+  CheckedEngine checked(Options(6));
+  const StorageId dear = Compute(checked, {}, 1, 1.0);
+  const StorageId updated = Compute(checked, {dear}, 1, 1e-6, 0);
+  checked.EvictAll();
+  const int64_t before = checked.counters().in_place;
+  ASSERT_TRUE(checked.Materialize(updated));
+  EXPECT_EQ(checked.counters().in_place, before + 1);
+}
+
 TEST(DemandTest, OverwritingOneOperandDoesNotMakeTheOthersSeemDemanded) {
   CheckedEngine checked(Options(6));
   const StorageId a = Compute(checked, {}, 1, 1e-3);
