@@ -33,6 +33,7 @@ COLUMNS = {
     "peak_bytes,overhead,compute_seconds,recompute_seconds,repeated_seconds,operations,evictions,"
     "rematerialisations,fragmentation,max_fragmentation,searches,mean_search_seconds,p99_search_seconds,"
     "max_search_seconds",
+    "nearby.csv": "network,title,method,ratio,budget_bytes,overhead",
     "static.csv": "network,title,remat,peak_bytes,ratio,overhead",
     "budgets.csv": "network,title,method,cutoff_bytes,min_bytes,unbudgeted_peak_bytes",
 }
@@ -102,6 +103,20 @@ def test_numbers_are_those_of_simulate(folder: Path, unet: coop_jax.TracedProgra
         assert row.repeated_seconds < row.recompute_seconds
         assert row.evictions > 0
         assert row.p99_search_seconds <= row.max_search_seconds
+
+
+def test_nearby_budgets_lie_around_a_ratio(folder: Path, unet: coop_jax.TracedProgram) -> None:
+    found = tables.Table(folder / "nearby.csv", tables.Nearby).rows
+    assert len(found) == 2 * 9  # DTR is not compared there
+    at_half = [row for row in found if row.ratio == 0.5]
+    peak = coop_jax.simulate(unet, device_profile=PROFILE).unbudgeted_peak_bytes
+    assert at_half[4].budget_bytes == int(peak * 0.5)
+    assert at_half[0].budget_bytes == int(peak * 0.5 * 0.99)
+    budgets = [row.budget_bytes for row in at_half]
+    simulated = overheads.simulations(unet, "coop", budgets, PROFILE)
+    assert [row.overhead for row in at_half] == [
+        one.overhead if one.feasible else float("inf") for one in simulated
+    ]
 
 
 def test_the_thresholds_are_where_things_change(folder: Path, unet: coop_jax.TracedProgram) -> None:

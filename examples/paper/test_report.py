@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 from examples.paper import report
 from examples.paper.evaluation import methods
-from examples.paper.report import claims, data, losses, page, rules, style
+from examples.paper.report import claims, data, losses, nearby, page, rules, style
 from examples.paper.report.rules import Check
 
 GIB = 2**30
@@ -26,6 +26,7 @@ FACTORS = {
     "dte": 2.6,
     "dtr": 4.5,
     "dtr-exact": 3.6,
+    "coop-by-size": 0.9,
     "coop-no-window": 2.4,
     "coop-no-in-place": 1.5,
     "coop-no-partition": 1.2,
@@ -97,6 +98,20 @@ def worlds() -> dict[str, list[Row]]:
             for network in data.NETWORKS
             for method in (FACTORS if network != "gpt2" else data.MAIN)
             for ratio in data.RATIOS
+        ],
+        "nearby": [
+            {
+                "network": network,
+                "title": data.title(network),
+                "method": method,
+                "ratio": ratio,
+                "budget_bytes": int(ratio * near * 10 * GIB),
+                "overhead": FACTORS[method] * (1 - ratio),
+            }
+            for network in data.EIGHT
+            for method in methods.NEARBY
+            for ratio in data.RATIOS
+            for near in methods.NEARBY_FACTORS
         ],
         "static": [],
         "budgets": [],
@@ -270,6 +285,46 @@ def test_rows_that_are_missing_leave_a_verdict_open(tmp_path: Path) -> None:
     assert found["bert-50"] == rules.REPRODUCED
 
 
+def test_where_a_percent_of_memory_decides_neither_method_is_better() -> None:
+    flat = [0.2] * 9
+    assert nearby.compare(flat, flat) == nearby.Counts()
+    assert nearby.compare([0.3] * 8 + [0.1], flat) == nearby.Counts(worse=1)
+    assert nearby.compare([0.3] * 7 + [0.1] * 2, flat) == nearby.Counts(neither=1)
+    assert nearby.compare([0.1] * 9, flat) == nearby.Counts(better=1)
+    assert nearby.compare([math.inf] * 9, flat) == nearby.Counts(worse=1)
+
+
+def test_nearby_budgets_are_counted_by_network(tmp_path: Path) -> None:
+    tables = worlds()
+    shuffled = random.Random(0).sample(tables["nearby"], len(tables["nearby"]))
+    for row in shuffled:
+        if (row["network"], row["method"]) == ("unet", "coop-no-in-place") and row["ratio"] > 0.5:
+            row["overhead"] = 0.0
+    head, rows = nearby.table(put(tmp_path, {"nearby": shuffled}))
+    found = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert head[:4] == ("", "Together", "ResNet-50", "Inception V3")
+    assert found["Without the window, beside Coop"]["Together"] == "64 / 0 / 0"
+    assert found["Without in-place, beside Coop"]["U-Net"] == "4 / 4 / 0"
+    assert found["Without in-place, beside Coop"]["Together"] == "60 / 4 / 0"
+    assert found["Coop with DTE's heuristic, beside Coop: the heuristic alone"]["BERT Large"] == (
+        "0 / 8 / 0"
+    )
+
+
+def test_a_minimum_that_was_not_searched_is_bounded(tmp_path: Path) -> None:
+    tables = worlds()
+    tables["budgets"] = [
+        {**row, "min_bytes": 3 * GIB}
+        for row in tables["budgets"]
+        if (row["network"], row["method"]) not in (("bilstm", "dte"), ("bilstm", "dtr"))
+    ]
+    assert verdicts(put(tmp_path, tables))["memory-saving"] == rules.NOT
+    for row in tables["overhead"]:  # then what is known is too little for a verdict
+        if row["network"] == "bilstm" and row["method"] in ("dte", "dtr"):
+            row["feasible"] = row["ratio"] > 0.85
+    assert verdicts(put(tmp_path, tables))["memory-saving"] == rules.NO_DATA
+
+
 def test_losing_to_per_layer_checkpointing_takes_the_same_memory(tmp_path: Path) -> None:
     tables = worlds()
     for row in tables["overhead"]:
@@ -292,7 +347,7 @@ def test_files_and_page(tmp_path: Path) -> None:
     (tmp_path / "about.json").write_text('{"profile": "a100-80gb"}')
     report.write(tmp_path)
     for name in page.CAPTIONS:
-        if name != "table1":
+        if name not in ("table1", "nearby"):
             assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
             assert "<svg" in (tmp_path / f"{name}.svg").read_text()
     text = (tmp_path / "index.md").read_text()
@@ -315,7 +370,7 @@ def test_without_tables_the_page_says_so(tmp_path: Path) -> None:
     (tmp_path / "real.png").write_bytes(b"of an earlier run")
     report.write(tmp_path)
     text = (tmp_path / "index.md").read_text()
-    for name in ("overhead", "static", "budgets", "batch", "table1", "real"):
+    for name in ("overhead", "nearby", "static", "budgets", "batch", "table1", "real"):
         assert f"{name}.csv" in text
     assert f"{len(claims.CLAIMS)} no data" in text
     assert "![" not in text

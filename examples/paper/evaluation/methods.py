@@ -7,6 +7,9 @@ sliding window Coop uses DTE's heuristic, as in the paper's appendix B. DTR and 
 Two things here are not the papers', and all methods have them: what nothing holds any more (values
 recomputed on the way to others) goes first and at no cost, and a value that something evicted is
 made from stays at its last use. "-published": without both.
+
+"coop-by-size" is Coop with DTE's heuristic: between it and Coop without the window lies the window
+alone, between it and Coop the heuristic alone.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ METHODS: Mapping[str, Policy] = {
     "coop-published": Policy("coop", **_PUBLISHED),
     "dte-published": Policy("dte", **_PUBLISHED),
     "dtr-published": Policy("dtr", **_PUBLISHED),
+    "coop-by-size": Policy("dte", sliding_window=True, cheap_partitioning=True, in_place=True),
     "coop-no-window": Policy("dte", **_NO_WINDOW),
     "coop-no-in-place": Policy("coop", in_place=False),
     "coop-no-partition": Policy("coop", cheap_partitioning=False),
@@ -47,6 +51,10 @@ RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 # below LEAST_PUBLISHED for those as published, and at the least budget for all but Coop.
 LONG = 20_000
 LEAST_PUBLISHED = 0.7
+
+# Compared at budgets near each ratio, too: what changes with every percent of memory says little.
+NEARBY = ("coop", "coop-by-size", *ABLATIONS)
+NEARBY_FACTORS = tuple(1 + quarter / 400 for quarter in range(-4, 5))
 
 # In the latency figure only: there the three methods are compared.
 LATENCY_ONLY = ("gpt2",)

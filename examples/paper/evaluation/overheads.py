@@ -8,12 +8,13 @@ as many plans made at once as it has cores: compare them only with each other.
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Sequence
 
 import coop_jax
 from coop_jax._src.costs import PROFILES  # rates of the named devices
-from examples.paper.evaluation.methods import GIVE_UP, METHODS
-from examples.paper.evaluation.tables import Overhead
+from examples.paper.evaluation.methods import GIVE_UP, METHODS, NEARBY_FACTORS
+from examples.paper.evaluation.tables import Nearby, Overhead
 from examples.paper.networks import Network
 
 
@@ -53,6 +54,32 @@ def overheads(
         for ratio, simulation in zip(
             ratios, simulations(program, method, budgets, profile), strict=True
         )
+    ]
+
+
+def nearby(
+    network: Network,
+    program: coop_jax.TracedProgram,
+    method: str,
+    ratios: Sequence[float],
+    profile: str,
+    peak_bytes: int,
+) -> list[Nearby]:
+    """A method's overheads at budgets around each ratio of `peak_bytes`."""
+    wanted = [
+        (ratio, int(peak_bytes * ratio * near)) for ratio in ratios for near in NEARBY_FACTORS
+    ]
+    found = simulations(program, method, [budget for _, budget in wanted], profile)
+    return [
+        Nearby(
+            network=network.name,
+            title=network.title,
+            method=method,
+            ratio=ratio,
+            budget_bytes=budget,
+            overhead=simulation.overhead if simulation.feasible else math.inf,
+        )
+        for (ratio, budget), simulation in zip(wanted, found, strict=True)
     ]
 
 

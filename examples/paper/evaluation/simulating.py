@@ -31,15 +31,24 @@ from examples.paper.evaluation.methods import (
     LONG,
     MAIN,
     METHODS,
+    NEARBY,
     PUBLISHED,
 )
-from examples.paper.evaluation.overheads import overheads, unbudgeted
-from examples.paper.evaluation.tables import Batch, Budgets, Density, Overhead, Static, Table
+from examples.paper.evaluation.overheads import nearby, overheads, unbudgeted
+from examples.paper.evaluation.tables import (
+    Batch,
+    Budgets,
+    Density,
+    Nearby,
+    Overhead,
+    Static,
+    Table,
+)
 from examples.paper.evaluation.thresholds import thresholds
 from examples.paper.networks import Network
 from examples.paper.networks.base import Size
 
-FILES = ("overhead.csv", "static.csv", "budgets.csv", "batch.csv", "table1.csv")
+FILES = ("overhead.csv", "nearby.csv", "static.csv", "budgets.csv", "batch.csv", "table1.csv")
 
 _LONGEST = "bilstm"  # comes last
 
@@ -64,6 +73,7 @@ class Evaluation:
         self.ratios = ratios
         self.size: Size = size
         self.overhead = Table(folder / "overhead.csv", Overhead)
+        self.nearby = Table(folder / "nearby.csv", Nearby)
         self.static = Table(folder / "static.csv", Static)
         self.budgets = Table(folder / "budgets.csv", Budgets)
         self.batch = Table(folder / "batch.csv", Batch)
@@ -94,7 +104,7 @@ class Evaluation:
             there = {row.ratio for row in self.overhead.find(network=network.name, method=method)}
             missing = [ratio for ratio in self.ratios if ratio not in there]
             if missing and is_long():
-                if METHODS[method].neighborhood == "exact":
+                if METHODS[method].neighborhood == "exact" or method == "coop-by-size":
                     continue
                 if method in (*PUBLISHED, *ABLATIONS_PUBLISHED):
                     missing = [ratio for ratio in missing if ratio >= LEAST_PUBLISHED]
@@ -107,6 +117,14 @@ class Evaluation:
             )
         if latency_only:
             return
+        for method in (m for m in self.methods if m in NEARBY):
+            there = {row.ratio for row in self.nearby.find(network=network.name, method=method)}
+            missing = [ratio for ratio in self.ratios if ratio not in there]
+            if not missing or is_long():
+                continue
+            peak = plain().unbudgeted_peak_bytes
+            say(f"{method} at nearby budgets")
+            self.nearby.add(nearby(network, program("none"), method, missing, self.profile, peak))
         for remat in network.remat:
             if remat == "none" or self.static.find(network=network.name, remat=remat):
                 continue

@@ -51,6 +51,18 @@ class Overhead:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Nearby:
+    """Overhead at a budget within 1% of a ratio's (nearby.csv); infinite where it does not fit."""
+
+    network: str
+    title: str
+    method: str
+    ratio: float
+    budget_bytes: int
+    overhead: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Static:
     """A network with static checkpoints and no budget (static.csv)."""
 
@@ -95,7 +107,7 @@ class Density:
     measured_us_per_mb: float
 
 
-RowT = TypeVar("RowT", Overhead, Static, Budgets, Batch, Density)
+RowT = TypeVar("RowT", Overhead, Nearby, Static, Budgets, Batch, Density)
 
 
 class Table(Generic[RowT]):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from examples.paper.evaluation.methods import ABLATIONS as ABLATIONS
 from examples.paper.evaluation.methods import ABLATIONS_PUBLISHED, PUBLISHED
 from examples.paper.evaluation.methods import MAIN as MAIN
-from examples.paper.evaluation.tables import Batch, Budgets, Density, Overhead, Static
+from examples.paper.evaluation.tables import Batch, Budgets, Density, Nearby, Overhead, Static
 
 # In the order of the paper's figures; GPT-2 is in the latency figure only.
 EIGHT = ("resnet50", "inception", "unet", "swin", "bert", "gpt3", "bilstm", "spos")
@@ -56,6 +56,7 @@ class Results:
     """All tables."""
 
     overhead: tuple[Overhead, ...]
+    nearby: tuple[Nearby, ...]
     static: tuple[Static, ...]
     budgets: tuple[Budgets, ...]
     batch: tuple[Batch, ...]
@@ -126,6 +127,7 @@ def read(folder: Path) -> Results:
     """
     types: dict[str, type] = {
         "overhead": Overhead,
+        "nearby": Nearby,
         "static": Static,
         "budgets": Budgets,
         "batch": Batch,

@@ -28,10 +28,10 @@ def overhead(r: Results) -> Figure | None:
 
 
 def ablation_overhead(r: Results) -> Figure | None:
-    """Overhead of Coop without each of its modules."""
+    """Overhead of Coop without each of its modules, and with DTE's heuristic."""
     if not any(row.method in ABLATIONS for row in r.overhead):
         return None
-    return _overheads(r, (*reversed(ABLATIONS), "coop"), ())
+    return _overheads(r, ("coop-by-size", *reversed(ABLATIONS), "coop"), ())
 
 
 def ablation_published(r: Results) -> Figure | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from examples.paper.report import losses, rules
+from examples.paper.report import losses, nearby, rules
 from examples.paper.report.claims import Judged
 from examples.paper.report.data import TITLES, Results, known, percent, title
 from examples.paper.report.why import WHY
@@ -45,7 +45,17 @@ CAPTIONS = {
         " made from stays at its last use. Dotted: without both. Beside them Coop with exact"
         " neighbours instead of union-find.",
     ),
-    "ablation-overhead": ("Ablation: overhead", "Coop without each of its three modules."),
+    "ablation-overhead": (
+        "Ablation: overhead",
+        "Coop without each of its three modules. Without the window it has DTE's heuristic, as in"
+        " the paper; dashed: Coop with the window and that heuristic.",
+    ),
+    "nearby": (
+        "Ablation: at nearby budgets",
+        "At how many ratios the first recomputes more / less / neither, each ratio judged at nine"
+        " budgets within 1% of it: more or less is what holds at eight of them. 'Neither' is a"
+        " difference that moving the budget by a percent makes, too.",
+    ),
     "ablation-published": (
         "Ablation: overhead, as published",
         "The same of Coop as published: without the two things that are not the paper's.",
@@ -139,6 +149,8 @@ def blocks(r: Results, judged: Sequence[Judged], drawn: Sequence[str]) -> list[B
         found += [Text(heading, 2), Text(caption)]
         if name == "table1":
             found.append(_table1(r))
+        elif name == "nearby":
+            found.append(Rows(*nearby.table(r)) if r.nearby else Text("No data for this table."))
         else:
             picture = Picture(name, heading)
             found.append(picture if name in drawn else Text("No data for this plot."))

@@ -63,6 +63,7 @@ LOOKS = {
     "coop-no-window": Look("without sliding window", "#56B4E9", "s"),
     "coop-no-in-place": Look("without in-place", "#009E73", "^"),
     "coop-no-partition": Look("without partitioning", "#8A6D00", "D"),
+    "coop-by-size": Look("Coop with DTE's heuristic", "#D55E00", "P", "--"),
     "per-layer": Look("per-layer checkpoints (sanity line)", "#000000", "*", ":"),
     "sqrt": Look("√n segments", "#000000", "P", ""),
     "selective": Look("selective (SAR)", "#000000", "X", ""),
