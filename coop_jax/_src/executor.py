@@ -115,10 +115,13 @@ def _run(
 ) -> None:
     first = not run.executable.checked
     begin = time.perf_counter()
+    operands = [env[v] for v in run.operands]
+    if run.copied:
+        _copy_overwritten(run, operands, memory)
     results = launch(
         run.executable,
         run.slots,
-        [env[v] for v in run.operands],
+        operands,
         run.overwritten,
         memory,
         consumed=[env[v] for v in run.forget] if run.consumes_input else None,
@@ -141,6 +144,18 @@ def _run(
         counters.recompute_seconds += seconds
     else:
         counters.compute_seconds += seconds
+
+
+def _copy_overwritten(run: Run, operands: list[Any], memory: PoolMemory) -> None:
+    """Puts copies of the operands that are overwritten but stay where the outputs will lie."""
+    offsets = dict(run.overwritten)
+    try:
+        for position, spec in run.copied:
+            slot = memory.slot(offsets[position], spec)
+            operands[position] = kernels.copy_into(slot, operands[position])
+    except BaseException:  # whoever keeps the traceback must not keep arrays
+        operands.clear()
+        raise
 
 
 def _verify(verifier: Verifier, run: Run, results: Sequence[jax.Array]) -> None:

@@ -4,7 +4,10 @@
 slots, which values to read, which to forget. The executor carries it out, every step anew.
 
 Invariants: a value is present exactly while its storage is resident; a view is made before it is
-read. Thread rule: plain data.
+read. A fused operation whose result may take an operand's memory always runs in place, over a copy
+of the operand where the plan wants both: XLA makes other code of the same loops, with other last
+bits, where a result lies over an operand, and plans differ in what they overwrite.
+Thread rule: plain data.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from coop_jax import _core
-from coop_jax._src import kernels
+from coop_jax._src import kernels, placement
 from coop_jax._src.compiling import compile_together
 from coop_jax._src.executables import Executable
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.memory import PoolMemory
+from coop_jax._src.placement import Placement
 from coop_jax._src.program import Operation, Program
 
 
@@ -32,6 +38,7 @@ class Run:
       operands: values to read.
       results: the values that the call returns, in its order; -1 for scratch.
       overwritten: (operand position, offset) of operands whose memory an output takes over.
+      copied: those of `overwritten` whose own memory stays: they are copied there first.
       forget: values that are gone afterwards.
       recompute: whether the operation has run before.
       consumes_input: whether a donated input is overwritten.
@@ -42,6 +49,7 @@ class Run:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     overwritten: tuple[tuple[int, int], ...]
+    copied: tuple[tuple[int, _core.SlotSpec], ...]  # operand position, at the offset given there
     forget: tuple[int, ...]
     recompute: bool
     consumes_input: bool
@@ -86,12 +94,20 @@ class CompiledPlan:
     outside_bytes: int
 
 
-def modes_of(program: Program, op: Operation, placements: Sequence[Any]) -> tuple[int, ...]:
+def modes_of(op: Operation, placements: Sequence[Any], device: jax.Device) -> tuple[int, ...]:
     """Output modes of an executable from where the engine puts its outputs."""
-    return tuple(
-        in_place if in_place >= 0 else kernels.OUTSIDE if offset < 0 else kernels.SLOT
-        for _, offset, in_place in placements
-    )
+    modes = []
+    for (_, offset, in_place), possible in zip(placements, op.in_place, strict=True):
+        if in_place < 0 and possible >= 0 and copies_operands(op, device):
+            in_place = possible
+        modes.append(in_place if in_place >= 0 else kernels.OUTSIDE if offset < 0 else kernels.SLOT)
+    return tuple(modes)
+
+
+def copies_operands(op: Operation, device: jax.Device) -> bool:
+    """Whether what may be overwritten always is, at least a copy of it."""
+    # Where nothing is donated, XLA never knows of it, and there is one form of everything.
+    return op.kernel.is_group and placement.probe(device) is Placement.DONATED
 
 
 def compile_plan(
@@ -108,7 +124,7 @@ def compile_plan(
     """Looks everything up; compiles what is not compiled yet."""
     compile_together(
         (
-            (op.kernel, modes_of(program, op, action[3]), op.source)
+            (op.kernel, modes_of(op, action[3], memory.device), op.source)
             for action in plan.actions
             if len(action) == 4
             for op in (program.operations[action[1]],)
@@ -196,17 +212,20 @@ class _Translator:
         op = self.program.operations[index]
         for value in op.operands:
             self._need(value)
-        executable = op.kernel.executable(
-            modes_of(self.program, op, placements), self.memory.device, self.cache
-        )
+        modes = modes_of(op, placements, self.memory.device)
+        executable = op.kernel.executable(modes, self.memory.device, self.cache)
         self.workspaces.append(executable.workspace_bytes)
         slots = []
         for k in executable.slot_results:
             slots.append((placements[k][1], self.memory.spec(op.kernel.out_avals[k])))
-        overwritten, forget = [], []
+        overwritten, copied, forget = [], [], []
         consumes = False
-        for _, offset, in_place in placements:
-            if in_place >= 0:
+        for (_, offset, in_place), mode in zip(placements, modes, strict=True):
+            if mode >= 0 > in_place:
+                overwritten.append((mode, offset))
+                spec = self.memory.spec(op.kernel.in_avals[mode])
+                copied.append((mode, spec))
+            elif in_place >= 0:
                 overwritten.append((in_place, offset))
                 storage = self.program.values[op.operands[in_place]].storage
                 gone = self._values_of(storage)
@@ -230,6 +249,7 @@ class _Translator:
                 op.operands,
                 tuple(results),
                 tuple(overwritten),
+                tuple(copied),
                 tuple(forget),
                 recompute,
                 consumes,
