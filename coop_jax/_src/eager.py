@@ -239,7 +239,8 @@ class EagerFunction(Generic[P, R]):
             modes = tuple(kernels.OUTSIDE if o else kernels.SLOT for o in outside)
             executable = op.kernel.executable(modes, runtime.device, cache)
             workspace = max(workspace, executable.workspace_bytes)
-        engine_program = planning.core_program(program, program.donated)
+        donated = planning.first_residency(program).donated
+        engine_program = planning.core_program(program, donated)
         return planning.unbudgeted_peak(program, engine_program, settings, workspace)
 
 

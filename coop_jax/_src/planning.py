@@ -37,7 +37,7 @@ def first_residency(program: Program) -> Residency:
         ADOPT if donated and not program.storages[program.values[v].storage].outside else OUTSIDE
         for v, donated in zip(program.inputs, program.donated, strict=True)
     )
-    return Residency(where, (-1,) * len(where), tuple(program.donated), ())
+    return Residency(where, (-1,) * len(where), tuple(w == ADOPT for w in where), ())
 
 
 def _outside_bytes(program: Program, residency: Residency) -> int:

@@ -244,9 +244,10 @@ class BudgetedFunction(Generic[P, R]):
                     " runtime.stats().peak_bytes after a call with budget=None."
                 )
             unlimited = Runtime(None, self._policy, self._device)
+            first = planning.first_residency(program)
             peak = planning.unbudgeted_peak(
                 program,
-                engine_program_of(signature, program, program.donated),
+                engine_program_of(signature, program, first.donated),
                 unlimited._settings,
                 compile_all(signature, program, unlimited),
             )

@@ -17,7 +17,7 @@ from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.compiling import compile_together
 from coop_jax._src.errors import BudgetExceededError
-from coop_jax._src.instructions import CompiledPlan
+from coop_jax._src.instructions import CompiledPlan, copies_operands
 from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
@@ -92,7 +92,7 @@ def compile_all(signature: Signature, program: Program, runtime: Runtime) -> int
                     kernels.OUTSIDE
                     if program.storages[program.values[r].storage].outside
                     else pair
-                    if pair >= 0 and in_place
+                    if pair >= 0 and (in_place or copies_operands(op, device))
                     else kernels.SLOT
                     for r, pair in zip(op.results, op.in_place, strict=True)
                 ),

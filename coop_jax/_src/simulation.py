@@ -126,11 +126,11 @@ class Simulator:
             alternatives,
             give_up,
         )
+        self.residency = planning.first_residency(self.program)
         self.engine_program = planning.core_program(
-            self.program, self.program.donated, traced.cost_seconds(named)
+            self.program, self.residency.donated, traced.cost_seconds(named)
         )
         self.prices = None if costs is None else costs.cost_seconds(traced)
-        self.residency = planning.first_residency(self.program)
         self.unbudgeted_peak_bytes = planning.unbudgeted_peak(
             self.program, self.engine_program, self.settings, self.workspace_bytes
         )
