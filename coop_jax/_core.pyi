@@ -451,6 +451,10 @@ class Plan:
     @property
     def peak_bytes(self) -> int: ...
     @property
+    def tried_recomputations(self) -> int:
+        """Those that were undone, too: what planning took."""
+
+    @property
     def search_seconds(self) -> list[float]:
         """Seconds of each search, in order; empty where they were not timed."""
 

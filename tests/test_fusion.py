@@ -15,6 +15,7 @@ from conftest import assert_same_bits, bits_of, smallest_feasible
 from jax import lax
 
 import coop_jax
+from coop_jax._src import planning
 from examples.paper.networks import NETWORKS
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -207,6 +208,25 @@ def test_each_donated_array_keeps_its_address(tx: Any) -> None:
         state = fused(*state, np.ones((64, 64), np.float32))
         places.append([a.unsafe_buffer_pointer() for a in jax.tree.leaves(state) if a.ndim])
     assert all(p == places[0] for p in places)
+
+
+def test_donated_arrays_keep_their_addresses_where_operations_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What reads a weight is not moved past its update, whatever it is fused with."""
+    training = models.gpt()
+    made = []
+    original = planning.make_plan
+    monkeypatch.setattr(planning, "make_plan", lambda *a, **k: made.append(1) or original(*a, **k))
+    fused = coop_jax.run(training.step, budget=0.6, donate_argnums=0, fusion=True)
+    state = jax.tree.map(np.array, training.init)
+    places, counts = [], []
+    for number in range(5):
+        state, _ = fused(state, training.batch(number))
+        places.append([a.unsafe_buffer_pointer() for a in jax.tree.leaves(state) if a.nbytes > 256])
+        counts.append(len(made))
+    assert places[2:] == [places[1]] * 3
+    assert counts[2:] == [counts[1]] * 3
 
 
 def test_what_is_read_after_the_gradient_is_not_overwritten_before() -> None:

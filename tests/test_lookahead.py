@@ -17,7 +17,7 @@ import pytest
 from conftest import bits_of
 
 import coop_jax
-from coop_jax._src import policies
+from coop_jax._src import candidates, policies
 from coop_jax._src import simulation as simulations
 
 PROFILE = "a100-80gb-fp32"
@@ -124,6 +124,50 @@ def test_effort_bounds_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts[2] - counts[0] < 1.5 * 40_000
     with pytest.raises(ValueError, match="search_effort"):
         policy_of(-1)
+
+
+def test_what_is_undone_is_effort_too() -> None:
+    """Where plans hardly fit, most of what is planned is undone again."""
+    training = models.mlp()
+    args = training.init, training.batch(0)
+    peak = coop_jax.simulate(training.step, *args, donate_argnums=0).unbudgeted_peak_bytes
+    found = [
+        coop_jax.simulate(
+            training.step, *args, donate_argnums=0, budget=int(share * peak), alternatives=False
+        ).plan
+        for share in (1.0, 0.6, 0.2, 0.15, 0.1)
+    ]
+    tried = [plan.tried_recomputations for plan in found]
+    assert tried[0] == 0
+    assert all(t >= plan.stats["recomputations"] for t, plan in zip(tried, found, strict=True))
+    assert any(t > plan.stats["recomputations"] for t, plan in zip(tried, found, strict=True))
+
+
+def test_only_the_first_plans_of_a_program_are_searched_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A caller that keeps what each step returns changes the pool for the next plan."""
+    searches = []
+    original = candidates.improved
+
+    def counting(*args: Any) -> Any:
+        searches.append(1)
+        return original(*args)
+
+    monkeypatch.setattr(candidates, "improved", counting)
+
+    def fn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        layers = [x]
+        for _ in range(6):
+            layers.append(jnp.sin(layers[-1] @ x))
+        return layers[-1], sum(layers)
+
+    policy = coop_jax.Policy("lookahead", search_effort=200)
+    step = coop_jax.run(fn, budget=32 * 64 * 64 * 4, policy=policy, fusion=False)
+    x = np.ones((64, 64), np.float32)
+    kept = [step(x) for _ in range(9)]
+    assert 0 < len(searches) <= 4, len(searches)
+    del kept
 
 
 @pytest.mark.parametrize("speed", [1.0, 1e6])

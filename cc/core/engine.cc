@@ -285,6 +285,7 @@ int64_t Engine::largest_free_block_bytes() const {
 int64_t Engine::live_storages() const { return impl_->memory.graph().live_storages(); }
 int64_t Engine::live_operations() const { return impl_->memory.graph().live_operations(); }
 double Engine::clock_seconds() const { return impl_->memory.clock_seconds(); }
+int64_t Engine::tried_recomputations() const { return impl_->tried_recomputations(); }
 void Engine::ResetPeak() {
   impl_->memory.Commit();
   impl_->memory.ResetPeak();

@@ -157,6 +157,8 @@ class Engine {
   [[nodiscard]] int64_t live_storages() const;
   [[nodiscard]] int64_t live_operations() const;
   [[nodiscard]] double clock_seconds() const;
+  // Since the engine was made, those that were undone, too; not part of the state.
+  [[nodiscard]] int64_t tried_recomputations() const;
   [[nodiscard]] const Stats& stats() const;
   // Lets peak_in_use_bytes begin anew from what is in use now.
   void ResetPeak();

@@ -41,6 +41,7 @@ class Engine::Impl {
   [[nodiscard]] bool Reserve(int64_t bytes);
   void EvictAll();
   StorageId AddAdopted(int64_t bytes);
+  [[nodiscard]] int64_t tried_recomputations() const { return tried_recomputations_; }
 
   Residency memory;
   std::unique_ptr<Evictor> evictor;

@@ -80,6 +80,7 @@ class Planner {
     Prepare();
     plan_.feasible = AddInputs() && RunOperations() && BringOutputs();
     plan_.stats = engine_.stats();
+    plan_.tried_recomputations = engine_.tried_recomputations();
     plan_.peak_bytes = plan_.stats.peak_in_use_bytes + plan_.stats.reserved_bytes;
     // The engine reads the clock when a search begins and when it ends.
     for (size_t i = 1; i < clock_reads_.size(); i += 2) {

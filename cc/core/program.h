@@ -91,6 +91,7 @@ struct Plan {
   std::vector<Range> reserved;
   Stats stats;
   std::vector<double> search_seconds;  // of each search, in order; none where they are not timed
+  int64_t tried_recomputations = 0;    // those that were undone, too
   int64_t peak_bytes = 0;              // everything: blocks, foreign ones, reservations, outside
 };
 

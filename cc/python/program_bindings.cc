@@ -163,6 +163,7 @@ void BindProgram(nb::module_& module) {
                      if (plan.feasible) return nb::none();
                      return FailureDict(plan.failure);
                    })
+      .def_ro("tried_recomputations", &Plan::tried_recomputations)
       .def_prop_ro("actions", &PlanActions)
       .def_prop_ro("action_count", [](const Plan& plan) { return plan.actions.size(); })
       .def_prop_ro("reserved", [](const Plan& plan) { return RangeList(plan.reserved); })

@@ -237,9 +237,25 @@ class _Grouping:
         """Whether no more bytes are alive between the operation and its last sink than before."""
         if len(sinks) == 1 and self.sinks[sinks[0]].first == number + 1:
             return True  # nothing else runs in between
+        if self._outlasts_a_replacement(number, sinks[-1]):
+            return False
         longer = self._longer(number, sinks[-1], _LOOK_BACK)
         shorter = sum(map(self._nbytes, op.results))
         return longer <= max(shorter, _SLACK_BYTES) if len(sinks) == 1 else longer < shorter
+
+    def _outlasts_a_replacement(self, number: int, last: int) -> bool:
+        """Whether a donated array would still be read after what replaces it was computed.
+
+        That could not be written over it then: the new version would lie elsewhere at each step.
+        """
+        for storage in {self.storage_of[v] for v in self.operations[number].operands}:
+            if storage in self.maker or storage in self.flattener.fixed_outside:
+                continue
+            for n in self.readers[storage]:
+                results = {self.storage_of[v] for v in self.operations[n].results}
+                if n > number and results & self.outputs and max(self.sinks_of[n]) < last:
+                    return True
+        return False
 
     def _longer(self, number: int, last: int, steps: int) -> int:
         """Bytes that live longer if an operation runs as late as `last`.

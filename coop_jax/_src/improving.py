@@ -118,7 +118,7 @@ def improved(
       program: what is planned.
       starts: plans of some policies, at least one.
       plan_variant: plans a variant of a start.
-      effort: operations to plan, recomputations included, before it stops.
+      effort: operations to plan before it stops, recomputations included, also undone ones.
       outside_bytes: the most that a plan may have outside the pool at once.
     """
     kept = sorted(starts, key=lambda s: s.badness)[:_STARTS]
@@ -146,7 +146,7 @@ def improved(
                 candidates.append((start, hints, 0.0 if failed else seconds))
             plans = threads.map(plan_variant, *zip(*candidates, strict=True))
             for (start, hints, _), plan in zip(candidates, plans, strict=True):
-                spent += operations + plan.stats["recomputations"]
+                spent += operations + plan.tried_recomputations
                 if plan.stats["peak_outside_bytes"] > outside_bytes:
                     continue
                 if badness(plan) <= start.badness:

@@ -14,7 +14,6 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
-from coop_jax import _core
 from coop_jax._src import around, fusing, kernels, planning, policies, primitives
 from coop_jax._src import budget as budgets
 from coop_jax._src.arguments import flat_function, flatten_arguments, positions
@@ -22,10 +21,9 @@ from coop_jax._src.compat import arrays, jaxprs, transforms
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
-from coop_jax._src.instructions import CompiledPlan, compile_plan
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.online import run_online
-from coop_jax._src.planning import Residency
+from coop_jax._src.planned import plan_of
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.signatures import (
@@ -35,7 +33,6 @@ from coop_jax._src.signatures import (
     contents_of,
     delete_donated,
     engine_program_of,
-    exceeded,
     leaf_key,
     residency_of,
     separate,
@@ -45,9 +42,6 @@ from coop_jax._src.traced import TracedProgram, traced_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Plans are kept for this many different states of the pool for each signature.
-_PLANS_KEPT = 16
 
 
 def run(
@@ -221,6 +215,7 @@ class BudgetedFunction(Generic[P, R]):
             constants=[as_array(c, device) for c in constants],
             engine_programs={},
             plans=collections.OrderedDict(),
+            planned=0,
             workspace_bytes=-1,
             refs=refs,
         )
@@ -303,17 +298,12 @@ class BudgetedFunction(Generic[P, R]):
         inputs = [arrays.stored(x) for x in inputs]
         inputs = separate(program, inputs)
         residency = residency_of(runtime, program, inputs)
-        plan = signature.plans.get(residency)
-        if plan is None:
-            try:
-                plan = self._plan(runtime, signature, program, residency)
-            except BudgetExceededError:
-                if not runtime.drop_residuals():
-                    raise
-                return self._run_planned(runtime, signature, program, inputs, interrupts)
-            signature.plans[residency] = plan
-            if len(signature.plans) > _PLANS_KEPT:
-                signature.plans.popitem(last=False)
+        try:
+            plan = plan_of(runtime, signature, program, residency, fused=self._fusion)
+        except BudgetExceededError:
+            if not runtime.drop_residuals():
+                raise
+            return self._run_planned(runtime, signature, program, inputs, interrupts)
         counters = runtime._counters
         constants, verifier = signature.constants, runtime.verifier()
         values = execute(plan, program, inputs, constants, memory, counters, interrupts, verifier)
@@ -325,51 +315,3 @@ class BudgetedFunction(Generic[P, R]):
         )
         delete_donated(program, residency, inputs, values)
         return values
-
-    def _plan(
-        self, runtime: Runtime, signature: Signature, program: Program, residency: Residency
-    ) -> CompiledPlan:
-        engine_program = engine_program_of(signature, program, residency.donated)
-        settings = runtime._settings
-        capacity = runtime.capacity_bytes()
-
-        def attempt(workspace: int) -> _core.Plan:
-            plan = planning.make_plan(
-                program,
-                engine_program,
-                residency,
-                settings,
-                capacity_bytes=capacity,
-                workspace_bytes=workspace,
-            )
-            if not plan.feasible:
-                # The budget that would do includes the workspace, which only compiling tells.
-                needed = max(workspace, compile_all(signature, program, runtime))
-                raise exceeded(
-                    runtime,
-                    program,
-                    engine_program,
-                    residency,
-                    plan,
-                    needed,
-                    fused=self._fusion,
-                )
-            return plan
-
-        attempt(0)  # a budget that is too small is known before anything is compiled
-        workspace = max(runtime._workspace_bytes, compile_all(signature, program, runtime))
-        while True:
-            plan = attempt(workspace)
-            compiled = compile_plan(
-                plan,
-                program,
-                residency.where,
-                residency.donated,
-                runtime.memory(),
-                runtime._cache,
-                workspace_bytes=workspace,
-                outside_bytes=plan.stats["peak_outside_bytes"],
-            )
-            if compiled.workspace_bytes <= workspace:
-                return compiled
-            workspace = compiled.workspace_bytes

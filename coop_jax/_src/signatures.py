@@ -35,6 +35,7 @@ class Signature:
     constants: list[jax.Array]
     engine_programs: dict[tuple[bool, ...], _core.Program]
     plans: collections.OrderedDict[Hashable, CompiledPlan]
+    planned: int  # how many were made, those that are not kept any more included
     workspace_bytes: int
     refs: list[Any]  # references that the function closes over: the last inputs
 
