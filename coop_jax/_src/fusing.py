@@ -18,10 +18,7 @@ Updates of a donated array are absorbed though they are results of the program: 
 parameter (its moments, itself) run together.
 
 Fused operations give the bits of the same fusion at every budget; they may differ in the last ones
-from those of single operations, as XLA contracts products and sums within a loop. With JAX 0.12 the
-first does not hold: XLA makes other code of the same fused loops where a result is written over an
-input (a convolution with the updates of a moment and a parameter), so plans with and without
-in-place updates differ in the last bits. Hence fusion is off by default.
+from those of single operations, as XLA contracts products and sums within a loop.
 
 Thread rule: functions of their arguments. Cost: linear in operations and their operands.
 """
@@ -71,8 +68,8 @@ class _Sink:
 
 
 def is_default() -> bool:
-    """Whether COOP_JAX_FUSION asks for fusion wherever nothing else is said."""
-    return switches.is_on("COOP_JAX_FUSION")
+    """Whether operations are fused wherever nothing is said: unless COOP_JAX_FUSION is 0."""
+    return switches.is_on("COOP_JAX_FUSION", default=True)
 
 
 def fuse(

@@ -71,9 +71,8 @@ def run(
         `device` are the runtime's. Inside `with Runtime(...)`, without a budget, that one is used.
       fusion: whether operations that XLA can fuse run as one: faster, and values that are cheap to
         compute are not stored. Results are the same bits at every budget; they may differ in the
-        last ones from those without fusion. (Not yet with JAX 0.12: there they may also depend on
-        whether an update is in place.) If None, as COOP_JAX_FUSION says, else not. A program that
-        branches on values is not fused, nor is a call under `jax.grad` and the like.
+        last ones from those without fusion. If None, yes, unless COOP_JAX_FUSION is 0. A program
+        that branches on values is not fused, nor is a call under `jax.grad` and the like.
 
     Returns:
       A function of the same arguments and results, with `runtime` (after the first call).

@@ -1,17 +1,17 @@
-"""Environment variables that turn things on in a process, for users in doubt and for tests."""
+"""Environment variables that turn things on or off in a process, for doubts and for tests."""
 
 from __future__ import annotations
 
 import os
 
 
-def is_on(name: str) -> bool:
-    """Whether a variable is 1 or true.
+def is_on(name: str, *, default: bool = False) -> bool:
+    """Whether a variable is 1 or true; the default if it is empty or not set.
 
     Raises:
-      ValueError: it is neither that nor 0, false, empty or not set.
+      ValueError: it is something else than that, 0 or false.
     """
     text = os.environ.get(name, "").strip().lower()
     if text not in ("", "0", "1", "false", "true"):
         raise ValueError(f"{name} must be 0 or 1, got {text!r}")
-    return text in ("1", "true")
+    return text in ("1", "true") if text else default

@@ -40,7 +40,7 @@ flags.DEFINE_integer("seed", 0, "of the parameters, the split and the shuffling"
 flags.DEFINE_bool("verify", False, "train again without a budget and compare all parameters")
 flags.DEFINE_bool("eager", False, "use coop_jax.remat_eager in place of coop_jax.run")
 flags.DEFINE_bool(
-    "fusion", None, "compile operations together that XLA can fuse (see COOP_JAX_FUSION)"
+    "fusion", None, "compile operations together that XLA can fuse (run does, unless told not to)"
 )
 
 WANTED_ACCURACY = 0.97
