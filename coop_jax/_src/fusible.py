@@ -53,7 +53,7 @@ def is_heavy(kernel: Kernel) -> bool:
         sum(name in _HEAVY for name in names) == 1
         and all(name in _HEAVY or name in _LOOPS for name in names)
         and not kernel.touches_part
-        and not _has_narrow(kernel)
+        and not has_narrow(kernel)
     )
 
 
@@ -63,11 +63,12 @@ def is_loop(kernel: Kernel) -> bool:
         all(e.primitive.name in _LOOPS for e in kernel.equations)
         and kernel.recomputable
         and not kernel.touches_part
-        and not _has_narrow(kernel)
+        and not has_narrow(kernel)
     )
 
 
-def _has_narrow(kernel: Kernel) -> bool:
+def has_narrow(kernel: Kernel) -> bool:
+    """Whether a kernel has anything to do with values of a few bits each."""
     inside = (aval for e in kernel.equations for aval in e.out_avals)
     return any(map(is_narrow, (*kernel.in_avals, *inside)))
 

@@ -51,6 +51,9 @@ _AT_ONCE = 2.0
 # What XLA may have to store inside an operation whatever its sink writes.
 _INSIDE_BYTES = 1 << 16
 
+# What lives longer for so few operations hardly matters: what is read at once is bounded, too.
+_NEAR = 12
+
 # So much may live longer whatever it saves; so far back is looked for what can be absorbed, too.
 _SLACK_BYTES = 1 << 12
 _LOOK_BACK = 6
@@ -236,6 +239,8 @@ class _Grouping:
             return True  # nothing else runs in between
         if self._outlasts_a_replacement(number, sinks[-1]):
             return False
+        if sinks[-1] - number <= _NEAR and is_cheap(self.operations[number].kernel):
+            return True
         longer = self._longer(number, sinks[-1], _LOOK_BACK)
         shorter = sum(map(self._nbytes, op.results))
         return longer <= max(shorter, _SLACK_BYTES) if len(sinks) == 1 else longer < shorter

@@ -22,14 +22,19 @@ if TYPE_CHECKING:
 
 
 def merged(
-    members: Sequence[RawOperation], flattener: Flattener, returned: Mapping[int, int]
+    members: Sequence[RawOperation],
+    flattener: Flattener,
+    returned: Mapping[int, int],
+    kept: Sequence[int] | None = None,
 ) -> RawOperation:
-    """One operation of several; the last is their sink.
+    """One operation of several.
 
     Args:
       members: in program order.
       flattener: whose values they are of.
       returned: storages that are results of the program, and where they are among them.
+      kept: what is read of the members' results. If None, the last is their sink: its own, and what
+        is returned.
     """
     sink = members[-1]
     if len(members) == 1:
@@ -40,12 +45,15 @@ def merged(
     for op in members:
         merger.add(op)
     storage_of = flattener.storages
-    results = [r for op in members[:-1] for r in op.results if storage_of[r] in returned]
-    results += sink.results
-    if len(results) > len(sink.results):  # in the program's order, often that of its arguments
-        results.sort(key=lambda r: returned[storage_of[r]])
+    if kept is None:
+        results = [r for op in members[:-1] for r in op.results if storage_of[r] in returned]
+        results += sink.results
+    else:
+        results = list(kept)
+    # In the program's order, often that of its arguments.
+    results.sort(key=lambda r: returned.get(storage_of[r], len(returned)))
     named = next((op for op in members if fusible.is_heavy(op.kernel)), sink)
-    kernel = merger.kernel(flattener.cache, results)
+    kernel = merger.kernel(flattener.cache, results, may_overwrite=kept is None)
     return dataclasses.replace(
         sink,
         kernel=kernel,
@@ -105,8 +113,8 @@ class _Merger:
             self._equations.append(dataclasses.replace(e, operands=operands, results=(whole,)))
         return whole
 
-    def kernel(self, cache: KernelCache, results: Sequence[int]) -> Kernel:
-        """The kernel that makes these values."""
+    def kernel(self, cache: KernelCache, results: Sequence[int], *, may_overwrite: bool) -> Kernel:
+        """The kernel that makes these values; the first may be written over what it is made of."""
         avals = self.flattener.avals
         in_avals = [avals[v] for v in self.operands]
         return cache.kernel(
@@ -114,7 +122,11 @@ class _Merger:
             [self._local[v] for v in results],
             in_avals,
             [avals[v] for v in results],
-            in_place_operands=_overwritable(self._equations, in_avals, [avals[v] for v in results]),
+            in_place_operands=(
+                _overwritable(self._equations, in_avals, [avals[v] for v in results])
+                if may_overwrite
+                else ()
+            ),
         )
 
 

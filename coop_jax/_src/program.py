@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coop_jax._src import costs
+from coop_jax._src.bundling import bundle
 from coop_jax._src.flattening import SMALL_BYTES, DynamicControlFlow, Flattener, RawOperation
 from coop_jax._src.fusible import may_be_absorbed
 from coop_jax._src.fusing import fuse
@@ -109,7 +110,7 @@ def build_program(
     operations = _live_operations(flattener.operations, storage_of, outputs)
     if fusion:
         operations = run_early(operations, flattener, inputs, outputs, donated, may_be_absorbed)
-        operations = fuse(operations, flattener, outputs)
+        operations = bundle(fuse(operations, flattener, outputs), flattener, outputs)
     in_place = _choose_in_place(flattener, operations, inputs, outputs, donated)
     origin_done = _completed_origins(in_place.origin, storage_of, outputs)
 
