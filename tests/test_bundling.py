@@ -75,7 +75,7 @@ def test_a_recurrent_network_is_far_fewer_operations(monkeypatch: pytest.MonkeyP
     args = arguments()
     before = unbundled(monkeypatch, step, *args, donate=(0, 1)).program.operations
     after = operations(step, *args, donate=(0, 1))
-    assert len(after) * 3 < len(before), (len(after), len(before))
+    assert len(after) * 2 < len(before), (len(after), len(before))
 
 
 @pytest.mark.parametrize("policy", ["coop", "dtr", "lookahead"])
@@ -173,16 +173,18 @@ def test_effects_stay_operations_of_their_own(capfd: pytest.CaptureFixture[str])
 def test_views_between_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reshape costs nothing between operations, and is one inside a bundle."""
 
-    def fn(x: jax.Array) -> Any:
+    def fn(x: jax.Array, large: jax.Array) -> Any:
         a = jnp.sort(x)
         b = a.reshape(32, 16)
         c = jnp.sort(b @ b.T)
-        return c, jnp.sort(a.reshape(-1)[::-1]), b
+        return c, jnp.sort(a.reshape(-1)[::-1]), b, jnp.sort(large)
 
     x = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
-    assert len(operations(fn, x)) < len(unbundled(monkeypatch, fn, x).program.operations)
-    expected = fn(x)
-    for a, b in zip(coop_jax.run(fn, fusion=True)(x), expected, strict=True):
+    large = np.ones((128, 512), np.float32)  # beside which the others are small
+    before = unbundled(monkeypatch, fn, x, large).program.operations
+    assert len(operations(fn, x, large)) < len(before)
+    expected = fn(x, large)
+    for a, b in zip(coop_jax.run(fn, fusion=True)(x, large), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 

@@ -5,8 +5,9 @@ long as it takes to start them. So operations of little work that follow each ot
 and return whatever is read later; unlike a fused operation, a bundle has several results and a
 recomputation computes all of them, which costs little by the same measure.
 
-What a bundle reads and writes at once stays within what the most demanding single operation does,
-so that small budgets still suffice. The order of operations stays as it is.
+What a bundle reads and makes stays within what the most demanding single operation does, and is a
+small part of what is in memory at the peak: small budgets still suffice, and what is evicted and
+recomputed is still chosen piece by piece. The order of operations stays as it is.
 
 Where a program repeats itself, so do its bundles, give or take where they begin: there are no more
 different ones than a repetition has operations.
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 # In launches: what one of them may take besides its own, and all of them together.
 _SMALL = 4.0
 _TOGETHER = 8.0
+
+# Of what is in memory at the peak, so much may be read and made by a bundle.
+_OF_THE_PEAK = 1 / 16
 
 # Of a bundle: more take XLA long to compile.
 _EQUATIONS = 128
@@ -67,10 +71,29 @@ class _Bundler:
         self._last_read = {
             self._storage_of[v]: n for n, op in enumerate(operations) for v in op.operands
         }
-        self._most_at_once = max((self._at_once([op]) for op in operations), default=0)
+        demanding = max((self._at_once([op]) for op in operations), default=0)
+        self._most_at_once = min(demanding, _OF_THE_PEAK * self._peak())
         self._open: list[int] = []
         self._seconds = 0.0
         self._equations = 0
+
+    def _peak(self) -> int:
+        """Bytes of storages that are alive at once, at most, each from where it is made."""
+        avals, made = self._flattener.avals, set[int]()
+        for op in self._operations:
+            made.update(self._storage_of[v] for v in op.results)
+        passing = made.difference(self._returned)
+        alive = sum(costs.nbytes(avals[s]) for s in self._last_read if s not in made)
+        most = alive
+        for number, op in enumerate(self._operations):
+            alive += sum(costs.nbytes(avals[v]) for v in op.results)
+            most = max(most, alive)
+            alive -= sum(
+                costs.nbytes(avals[s])
+                for s in {self._storage_of[v] for v in (*op.operands, *op.results)}
+                if s in passing and self._last_read.get(s, number) <= number
+            )
+        return most
 
     def take(self, number: int) -> None:
         op = self._operations[number]

@@ -318,11 +318,12 @@ def test_a_minimum_that_was_not_searched_is_bounded(tmp_path: Path) -> None:
         for row in tables["budgets"]
         if (row["network"], row["method"]) not in (("bilstm", "dte"), ("bilstm", "dtr"))
     ]
-    assert verdicts(put(tmp_path, tables))["memory-saving"] == rules.NOT
-    for row in tables["overhead"]:  # then what is known is too little for a verdict
-        if row["network"] == "bilstm" and row["method"] in ("dte", "dtr"):
-            row["feasible"] = row["ratio"] > 0.85
+    # They do not complete below half of the peak: more than 40% of it, 1.3 times Coop's 30%.
     assert verdicts(put(tmp_path, tables))["memory-saving"] == rules.NO_DATA
+    for row in tables["overhead"]:
+        if row["network"] == "bilstm" and row["method"] in ("dte", "dtr"):
+            row["feasible"] = row["ratio"] > 0.55
+    assert verdicts(put(tmp_path, tables))["memory-saving"] == rules.REPRODUCED
 
 
 def test_losing_to_per_layer_checkpointing_takes_the_same_memory(tmp_path: Path) -> None:

@@ -76,7 +76,9 @@ def test_parameters_are_held_once_and_gradients_as_shares() -> None:
     # A quarter of the gradients, and 0.3 for activations: whole gradients would be 0.75 more.
     assert simulation.peak_bytes < state + (0.25 + 0.3) * params
     # Every parameter is written where it lies.
-    program = coop_jax.trace_program(step.fn, *step.arguments, donate_argnums=0).program
+    program = coop_jax.trace_program(
+        step.fn, *step.arguments, donate_argnums=0, fusion=False
+    ).program
     updates = [op for op in program.operations if op.kernel.label == "dynamic_update_slice"]
     large = [op for op in updates if not program.storages[op_storage(program, op)].outside]
     assert len(large) > 32 * 8

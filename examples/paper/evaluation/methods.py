@@ -53,7 +53,7 @@ LONG = 20_000
 LEAST_PUBLISHED = 0.7
 
 # Compared at budgets near each ratio, too: what changes with every percent of memory says little.
-NEARBY = ("coop", "coop-by-size", *ABLATIONS)
+NEARBY = (*MAIN, "coop-by-size", *ABLATIONS)
 NEARBY_FACTORS = tuple(1 + quarter / 400 for quarter in range(-4, 5))
 
 # In the latency figure only: there the three methods are compared.

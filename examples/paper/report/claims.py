@@ -82,9 +82,9 @@ CLAIMS = (
         "memory-saving",
         "abstract",
         "Up to 2x memory saving against the baselines.",
-        "On some network Coop saves at least 1.6 times (2, less a fifth) as much memory at its"
-        " minimum budget as DTE or DTR at theirs; where that was not searched, at the least ratio"
-        " that they complete.",
+        "On some network the minimum budget of DTE or DTR is at least 1.6 times (2, less a fifth)"
+        " Coop's; where it was not searched, the largest simulated at which they do not complete"
+        " counts.",
         overheads.memory_saving,
     ),
     Claim(

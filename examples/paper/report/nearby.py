@@ -1,4 +1,4 @@
-"""What one module, or the heuristic, does to the overhead, wherever that does not hang on chance.
+"""Which of two methods recomputes less, wherever that does not hang on chance.
 
 Model: which tensors are evicted first changes with every percent of memory, and so does which of
 two methods recomputes less. So a pair of methods is compared at nine budgets within 1% of each
@@ -27,6 +27,8 @@ PAIRS = (
     ("Coop with DTE's heuristic, beside Coop: the heuristic alone", "coop-by-size", "coop"),
     ("Without in-place, beside Coop", "coop-no-in-place", "coop"),
     ("Without partitioning, beside Coop", "coop-no-partition", "coop"),
+    ("DTE, beside Coop", "dte", "coop"),
+    ("DTR, beside DTE", "dtr", "dte"),
 )
 
 

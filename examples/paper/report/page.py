@@ -51,7 +51,7 @@ CAPTIONS = {
         " the paper; dashed: Coop with the window and that heuristic.",
     ),
     "nearby": (
-        "Ablation: at nearby budgets",
+        "Methods at nearby budgets",
         "At how many ratios the first recomputes more / less / neither, each ratio judged at nine"
         " budgets within 1% of it: more or less is what holds at eight of them. 'Neither' is a"
         " difference that moving the budget by a percent makes, too.",
