@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import coop_jax
-from coop_jax._src import run
+from coop_jax._src import planned
 from examples.paper import real
 from examples.paper.networks import NETWORKS
 
@@ -46,8 +46,8 @@ def test_a_real_step_takes_the_actions_that_were_simulated(
         plans.append(plan)
         return make(plan, *args, **kwargs)
 
-    make = run.compile_plan
-    monkeypatch.setattr(run, "compile_plan", compile_plan)
+    make = planned.compile_plan
+    monkeypatch.setattr(planned, "compile_plan", compile_plan)
     budgeted = coop_jax.run(
         step.fn, budget=budget_bytes, policy=policy, donate_argnums=step.donate_argnums
     )
