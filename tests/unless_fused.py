@@ -14,7 +14,6 @@ UNLESS_FUSED = {
     "test_checkpoints_change_memory_and_no_results": _BITS,
     "test_a_scan_over_a_stack_reads_the_originals": _COUNTS,
     "test_64_bits": _PRESSURE,
-    "test_a_real_step_takes_the_actions_that_were_simulated": _COUNTS,
     "test_every_dtype": _PRESSURE,
     "test_the_peak_is_within_a_tenth_of_what_run_needs": _COUNTS,
     "test_bits_that_differ_each_time_are_drawn_once": _PRESSURE,

@@ -24,19 +24,17 @@ def test_a_real_step_takes_the_actions_that_were_simulated(
 ) -> None:
     network = NETWORKS["bert"]
     step = network.make_step("small")
-    free = coop_jax.run(step.fn, budget=None, donate_argnums=step.donate_argnums)
+    free = coop_jax.run(step.fn, budget=None, donate_argnums=step.donate_argnums, fusion=False)
     state: Any = jax.tree.map(np.array, network.init("small"))
     batch = network.setting("small").task.sample(0)
     free(state, batch)
     stats = free.runtime.stats()
     budget_bytes = int(0.5 * stats.peak_bytes)
+    program = coop_jax.trace_program(
+        step.fn, *step.arguments, donate_argnums=step.donate_argnums, fusion=False
+    )
     simulation = coop_jax.simulate(
-        step.fn,
-        *step.arguments,
-        budget=budget_bytes,
-        policy=policy,
-        donate_argnums=step.donate_argnums,
-        workspace=stats.workspace_bytes,
+        program, budget=budget_bytes, policy=policy, workspace=stats.workspace_bytes
     )
     assert simulation.rematerialisations > 50
 
@@ -49,7 +47,11 @@ def test_a_real_step_takes_the_actions_that_were_simulated(
     make = planned.compile_plan
     monkeypatch.setattr(planned, "compile_plan", compile_plan)
     budgeted = coop_jax.run(
-        step.fn, budget=budget_bytes, policy=policy, donate_argnums=step.donate_argnums
+        step.fn,
+        budget=budget_bytes,
+        policy=policy,
+        donate_argnums=step.donate_argnums,
+        fusion=False,
     )
     budgeted(state, batch)
     assert plans[-1].actions == simulation.actions
