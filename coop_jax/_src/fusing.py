@@ -9,8 +9,8 @@ An operation is absorbed where that costs the planner nothing:
   * all that read its results take it; several only if it is cheap to compute several times;
   * at most one member is heavy (a matrix product, a convolution, random bits), and what goes into
     that one is not absorbed with it, as XLA would have to lay it out in memory of its own;
-  * what lives longer for it is no more than what need not be stored, or does so for a few operations
-    only: nothing that a plan could have dropped for long is kept alive by fusion;
+  * what lives longer for it is no more than what need not be stored, or does so for a few
+    operations only: nothing that a plan could have dropped for long is kept alive by fusion;
   * no read of a donated array is moved past the operation that replaces it;
   * what XLA has to store inside is no larger than what the sink writes;
   * what is read at once stays within twice of what the most demanding single operation holds, so
