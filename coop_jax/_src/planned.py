@@ -77,6 +77,8 @@ def _make(
                 return attempt(workspace, runtime._settings)
             # The budget that would do includes the workspace, which only compiling tells.
             needed = max(workspace, compile_all(signature, program, runtime))
+            if needed > workspace:  # whether a plan fits is not quite monotone in the room it has
+                return attempt(needed, settings)
             raise exceeded(runtime, program, engine_program, residency, plan, needed, fused=fused)
         return plan
 
