@@ -5,7 +5,7 @@ starts, then one train step is traced, planned, compiled and run. "second proces
 first left in JAX's persistent cache, which is otherwise empty. Rounds are interleaved (A B C A B
 C ...); printed are medians, and the ratio to `jax.jit` in a first process, the median over rounds.
 
-Run: python -m tests.benchmarks.first_step [--repeats=3] [--budget=0.5]
+Run: python -m tests.benchmarks.first_step [--repeats=3] [--share=0.5]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from absl import app, flags
 
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed rounds.", lower_bound=1)
-_BUDGET = flags.DEFINE_float("budget", 0.5, "Of what a step needs without a budget.")
+_SHARE = flags.DEFINE_float("share", 0.5, "Of what a step needs without a budget.")
 _CHILD = flags.DEFINE_enum("child", None, ["jit", "run", "policy"], "For the processes started.")
 
 KINDS = {"jit": "jax.jit", "run": "run", "policy": "run, lookahead"}
@@ -55,7 +55,7 @@ def _in_a_process(kind: str, cache: str) -> float:
         # As JAX's manual advises for short compilations; coop_jax keeps all of its own anyway.
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    arguments = [f"--budget={_BUDGET.value}"]
+    arguments = [f"--share={_SHARE.value}"]
     done = subprocess.run(
         [*command, *arguments], env=environment, check=True, capture_output=True, text=True
     )
@@ -74,7 +74,7 @@ def _rounds(repeats: int) -> dict[str, list[float]]:
 
 def main(_: list[str]) -> None:
     if _CHILD.value is not None:
-        print(first_step(_CHILD.value, _BUDGET.value))
+        print(first_step(_CHILD.value, _SHARE.value))
         return
     seconds = _rounds(_REPEATS.value)
     from tests.benchmarks import machine
