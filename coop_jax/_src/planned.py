@@ -37,7 +37,7 @@ def plan_of(
     """The plan for a state of the pool, made and compiled on first sight of it.
 
     Raises:
-      BudgetExceededError: no plan fits. Nothing was compiled if none fits without workspace.
+      BudgetExceededError: no plan fits beside the workspace of its operations.
     """
     plan = signature.plans.get(residency)
     if plan is None:
@@ -58,12 +58,11 @@ def _make(
     fused: bool,
 ) -> CompiledPlan:
     engine_program = engine_program_of(signature, program, residency.donated)
-    own = dataclasses.replace(
-        runtime._settings, policy=policies.without_search(runtime._settings.policy)
-    )
-    full = runtime._settings if signature.planned < _SEARCHED else own
+    settings = runtime._settings
+    if signature.planned >= _SEARCHED:
+        settings = dataclasses.replace(settings, policy=policies.without_search(settings.policy))
 
-    def attempt(workspace: int, settings: planning.PlanSettings = full) -> _core.Plan:
+    def attempt(workspace: int, settings: planning.PlanSettings = settings) -> _core.Plan:
         plan = planning.make_plan(
             program,
             engine_program,
@@ -75,14 +74,12 @@ def _make(
         if not plan.feasible:
             if settings != runtime._settings:
                 return attempt(workspace, runtime._settings)
-            # The budget that would do includes the workspace, which only compiling tells.
-            needed = max(workspace, compile_all(signature, program, runtime))
-            if needed > workspace:  # whether a plan fits is not quite monotone in the room it has
-                return attempt(needed, settings)
-            raise exceeded(runtime, program, engine_program, residency, plan, needed, fused=fused)
+            raise exceeded(
+                runtime, program, engine_program, residency, plan, workspace, fused=fused
+            )
         return plan
 
-    attempt(0, own)  # a budget that is too small is known before anything is compiled
+    # What is needed beside the values only compiling tells, also where no budget would do.
     workspace = max(runtime._workspace_bytes, compile_all(signature, program, runtime))
     while True:
         plan = attempt(workspace)
