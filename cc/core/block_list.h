@@ -48,6 +48,8 @@ class BlockList {
   [[nodiscard]] int64_t held_bytes() const { return scalars_.held_bytes; }
   [[nodiscard]] const Block& operator[](BlockId block) const { return blocks_[block]; }
   [[nodiscard]] BlockId first() const { return scalars_.first; }  // kNone: an empty pool
+  // Ids are below it. Those of no block have 0 bytes.
+  [[nodiscard]] int32_t id_count() const { return blocks_.count(); }
 
   // First free block of at least `bytes` from that side; kNone if there is none.
   [[nodiscard]] BlockId FindFree(int64_t bytes, Side side) const;

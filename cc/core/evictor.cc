@@ -7,7 +7,9 @@
 namespace coop {
 namespace {
 
-// Coop: the cheapest run of neighbouring blocks, found in one pass. O(blocks).
+// Coop: the cheapest run of neighbouring blocks, found in one pass: over the pool or, where that is
+// cut into very many blocks, over samples of it, so that planning stays linear in the program.
+// O(min(blocks, kMostSearched)); O(blocks) where no sample has room.
 class SlidingWindowEvictor final : public Evictor {
  public:
   BlockId MakeRoom(Residency& residency, int64_t bytes, Side side) override {
@@ -32,20 +34,48 @@ class SlidingWindowEvictor final : public Evictor {
   }
 
  private:
+  static constexpr int32_t kMostSearched = 4096;
+  static constexpr int32_t kSamples = 32;  // of neighbours: windows lie in one
+
   std::optional<Window> Search(const Residency& residency, int64_t bytes, Side side) {
     const BlockList& blocks = residency.blocks();
+    if (blocks.id_count() > kMostSearched) {
+      if (const std::optional<Window> window = Sample(residency, bytes, side)) return window;
+    }
     search_.Begin(bytes, side);
-    for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) {
-      const Block& block = blocks[b];
-      if (block.is_free()) {
-        search_.Push(b, block.bytes, 0, true);
-      } else if (block.holder >= 0 && residency.IsEvictableNow(block.holder)) {
-        search_.Push(b, block.bytes, ToFixed(residency.Score(block.holder)), false);
-      } else {
-        search_.Barrier();
+    for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) Push(residency, b);
+    return search_.Best();
+  }
+
+  // Samples lie evenly over the ids of blocks, which is to say over the pool, elsewhere each time.
+  std::optional<Window> Sample(const Residency& residency, int64_t bytes, Side side) {
+    const BlockList& blocks = residency.blocks();
+    const int64_t ids = blocks.id_count();
+    const int64_t apart = ids / kSamples;
+    const int64_t shift = residency.stats().searches * (kMostSearched / kSamples) % apart;
+    search_.Begin(bytes, side);
+    for (int64_t n = 0; n < kSamples; ++n) {
+      BlockId b = static_cast<BlockId>(n * apart + shift);
+      while (b < ids && blocks[b].bytes == 0) ++b;
+      if (b == ids) continue;
+      for (int32_t left = kMostSearched / kSamples; left > 0 && b != kNone; --left) {
+        Push(residency, b);
+        b = blocks[b].next;
       }
+      search_.Barrier();
     }
     return search_.Best();
+  }
+
+  void Push(const Residency& residency, BlockId b) {
+    const Block& block = residency.blocks()[b];
+    if (block.is_free()) {
+      search_.Push(b, block.bytes, 0, true);
+    } else if (block.holder >= 0 && residency.IsEvictableNow(block.holder)) {
+      search_.Push(b, block.bytes, ToFixed(residency.Score(block.holder)), false);
+    } else {
+      search_.Barrier();
+    }
   }
 
   WindowSearch search_;  // kept for its memory
