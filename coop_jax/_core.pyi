@@ -295,6 +295,68 @@ class CompiledCall:
         slots: Sequence[tuple[int, SlotSpec]],
     ) -> None: ...
 
+class Replay:
+    """A plan's instructions, carried out again and again over a list of values.
+
+    Cells number places in the pool and kinds of arrays; a cell keeps an array that the plan is done
+    with until something is written there.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        load: Callable[..., Any],
+        load_arguments: tuple[Any, ...],
+        address_of: Callable[[Any], int],
+        is_deleted: Callable[[Any], bool],
+    ) -> None: ...
+    def add_cell(self, offset: int, spec: SlotSpec) -> int: ...
+    def add_launch(
+        self,
+        call: Callable[..., Sequence[Any]],
+        slots: Sequence[int],
+        operands: Sequence[int],
+        results: Sequence[tuple[int, int]],
+        overwritten: Sequence[int],
+        gone: Sequence[int],
+        recompute: bool,
+        consumes_input: bool,
+    ) -> None:
+        """Append a call; ``results`` are (value, cell), -1 for none, in the order of the call.
+
+        ``slots`` are cells, ``overwritten`` offsets of the results after those, ``gone`` the values
+        that were there.
+        """
+
+    def add_view(self, value: int, cell: int) -> None: ...
+    def add_forget(self, values: Sequence[tuple[int, int]]) -> None:
+        """Append that values are gone; the cell (or -1) of each keeps its array."""
+
+    def add_other(self) -> None:
+        """Append an instruction that is always the caller's."""
+
+    def make_ready(self, instruction: int) -> None:
+        """Carry out a launch from now on; until then it is the caller's."""
+
+    def run(
+        self,
+        values: list[Any],
+        begin: int,
+        interrupts: Any,
+        misplaced: Callable[[int, Sequence[Any]], Sequence[Any]],
+    ) -> int:
+        """Carry out instructions from ``begin`` on; return the number of the caller's next one.
+
+        Raises:
+            Whatever an operation raises, or ``interrupts.check()`` between two of them.
+        """
+
+    compute_seconds: float
+    recompute_seconds: float
+    @property
+    def consumed(self) -> bool:
+        """Whether a donated array of the user is gone since ``run`` began at 0."""
+
 class Prepared:
     """What a primitive on operands of given shapes is: an operand, a view of it, an operation.
 

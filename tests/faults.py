@@ -1,11 +1,13 @@
 """A small train step, and operations that fail on demand.
 
 Faults are put in by replacing the function through which every operation of both front ends goes to
-XLA, or the two that know whether it is a recomputation.
+XLA, or the two that know whether it is a recomputation; and where a plan is carried out in C++, by
+replacing what it calls.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 import coop_jax
 from coop_jax._src import executor, session
+from coop_jax._src.instructions import Run
 
 FRONT_ENDS = ["run", "remat_eager"]
 WIDTH, ROWS, LAYERS = 32, 256, 6
@@ -67,21 +70,43 @@ class Operations:
         self.before: Callable[[int, bool], None] = lambda number, recompute: None
         self.after: Callable[[str, bool, Any], None] = lambda label, recompute, results: None
         self._recompute = False
-        launch = executor.launch
+        launch, replay_of = executor.launch, executor.replay_of
         plan_run, session_launch = executor._run, session.Session._on_launch
 
-        def counted_launch(*args: Any, **kwargs: Any) -> Any:
+        def count() -> None:
             number, self.count = self.count, self.count + 1
             if self._recompute:
                 self.recomputed.append(number)
+            self.before(number, self._recompute)
+
+        def counted_launch(*args: Any, **kwargs: Any) -> Any:
             try:
-                self.before(number, self._recompute)
+                count()
             except BaseException:
                 args[2].clear()  # as launch does, whatever happens: the error holds this frame
                 raise
             results = launch(*args, **kwargs)
             self.after(args[0].kernel.label, self._recompute, results)
             return results
+
+        def counted_call(run: Run) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                self._recompute = run.recompute
+                count()
+                results = run.executable.call(*args)
+                self.after(run.executable.kernel.label, run.recompute, results)
+                return results
+
+            return call
+
+        def counted_replay_of(instructions: Any, memory: Any) -> Any:
+            wrapped = [
+                dataclasses.replace(i, executable=_Calling(i.executable, counted_call(i)))  # type: ignore[arg-type]
+                if isinstance(i, Run)
+                else i
+                for i in instructions
+            ]
+            return replay_of(wrapped, memory)
 
         def counted_plan_run(run: Any, *args: Any) -> None:
             self._recompute = run.recompute
@@ -92,6 +117,7 @@ class Operations:
             return session_launch(it, *args)
 
         patch.setattr(executor, "launch", counted_launch)
+        patch.setattr(executor, "replay_of", counted_replay_of)
         patch.setattr(session, "launch", counted_launch)
         patch.setattr(executor, "_run", counted_plan_run)
         patch.setattr(session.Session, "_on_launch", counted_session_launch)
@@ -102,6 +128,17 @@ class Operations:
         self.recomputed = []
         self.before = lambda number, recompute: None
         self.after = lambda label, recompute, results: None
+
+
+class _Calling:
+    """An executable that calls something else."""
+
+    def __init__(self, executable: Any, call: Callable[..., Any]) -> None:
+        self._executable = executable
+        self.call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executable, name)
 
 
 def raise_at(wanted: int, error: BaseException) -> Callable[[int, bool], None]:

@@ -11,6 +11,7 @@
 #include "cc/ffi/copy.h"
 #include "cc/python/engine_bindings.h"
 #include "cc/python/pool_bindings.h"
+#include "cc/python/replay.h"
 #include "cc/python/session_core.h"
 
 namespace nb = nanobind;
@@ -40,6 +41,7 @@ NB_MODULE(_core, module) {
   coop::python::BindPool(module);
   coop::python::BindEngine(module);
   coop::python::BindSession(module);
+  coop::python::BindReplay(module);
   module.def("ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
              "Capsules of the XLA custom call 'coop_copy' or 'coop_store', by platform name.");
 }

@@ -199,15 +199,15 @@ DLManagedTensor* PoolMemory::NewSlot(int64_t offset, const SlotSpec& spec, bool 
 
 DLManagedTensor* PoolMemory::NewUncounted(int64_t offset, const SlotSpec& spec, bool write) {
   std::unique_ptr<Slot> slot = MakeSlot(offset, spec);
-  if (write && spec.bytes > 0) {
-    const std::lock_guard lock(mutex_);
-    const auto held = Overlapping(offset, spec.bytes);
-    if (held != live_.end()) {
-      ThrowInUse(offset, spec.bytes, {held->first, held->second.bytes});
-    }
-  }
+  if (write) CheckUnheld(offset, spec.bytes);
   Retain();
   return &slot.release()->tensor;
+}
+
+void PoolMemory::CheckUnheld(int64_t offset, int64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto held = Overlapping(offset, bytes);
+  if (held != live_.end()) ThrowInUse(offset, bytes, {held->first, held->second.bytes});
 }
 
 bool PoolMemory::Reclaim(int64_t offset) {

@@ -125,6 +125,8 @@ class PoolMemory {
 
   // An uncounted tensor, for the running call. With `write`, nobody may hold that memory.
   [[nodiscard]] DLManagedTensor* NewUncounted(int64_t offset, const SlotSpec& spec, bool write);
+  // Throws SlotInUseError where somebody holds part of the range.
+  void CheckUnheld(int64_t offset, int64_t bytes) const;
   // The running call disposes of the block at `offset`: its slots no longer count, however long
   // they live. False if nothing is there.
   bool Reclaim(int64_t offset);

@@ -1,5 +1,8 @@
 """Carrying out a plan: a loop over instructions without decisions.
 
+From the second step on most instructions are carried out in C++ (see `replaying`); here is what is
+done for the first time, or seldom.
+
 Invariants: every output written into a slot is checked once per executable to lie there, and copied
 there from then on if it does not; whatever fails, nothing stays held but what the user holds.
 Thread rule: under the runtime's lock.
@@ -21,6 +24,7 @@ from coop_jax._src.instructions import CompiledPlan, Forget, Run, View
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Program
+from coop_jax._src.replaying import may_be_ready, replay_of
 from coop_jax._src.stats import Counters
 from coop_jax._src.verify import Verifier
 
@@ -72,14 +76,29 @@ def execute(
             raise RuntimeError("invariant: a copy into a slot lies in the slot")
         arrays.replace_buffer(inputs[number], memory.lend(offset, spec))
         del moved
+    replay = None if verifier is not None else _replay(compiled, memory, counters)
+
+    def misplaced(number: int, results: Sequence[jax.Array]) -> list[jax.Array]:
+        run = compiled.instructions[number]
+        assert type(run) is Run
+        return _placed(run.executable, run.slots, run.overwritten, results, memory)
+
     consumed = False
+    number, end = 0, len(compiled.instructions)
     try:
-        for instruction in compiled.instructions:
-            if interrupts.noted and not consumed:
+        while True:
+            if replay is not None:
+                number = replay.run(env, number, interrupts, misplaced)
+            if number == end:
+                break
+            instruction = compiled.instructions[number]
+            if interrupts.noted and not (consumed or (replay is not None and replay.consumed)):
                 interrupts.check()
             if type(instruction) is Run:
                 consumed = consumed or instruction.consumes_input
                 _run(instruction, env, memory, counters, verifier)
+                if replay is not None and may_be_ready(instruction):
+                    replay.make_ready(number)
             elif type(instruction) is View:
                 env[instruction.value] = memory.view(instruction.offset, instruction.spec)
             else:
@@ -90,13 +109,14 @@ def execute(
                         memory.pool.reclaim(memory.offset_of(env[value]))
                         env[value].delete()
                     env[value] = None
+            number += 1
         given = {id(x) for x in inputs}
         return [
-            env[v] if id(env[v]) in given else memory.lent(env[v], program.values[v].aval)
-            for v in program.outputs
+            env[v] if spec is None or id(env[v]) in given else memory.lend(offset, spec)
+            for v, offset, spec in compiled.outputs
         ]
     except BaseException as error:
-        if consumed:
+        if consumed or (replay is not None and replay.consumed):
             error.add_note(
                 "coop_jax: donated arguments of this call were already overwritten or freed;"
                 " they cannot be used again."
@@ -104,6 +124,19 @@ def execute(
         raise
     finally:
         env.clear()  # whoever keeps the traceback must not keep the values
+        if replay is not None:
+            counters.compute_seconds += replay.compute_seconds
+            counters.recompute_seconds += replay.recompute_seconds
+            replay.compute_seconds = replay.recompute_seconds = 0.0
+
+
+def _replay(compiled: CompiledPlan, memory: PoolMemory, counters: Counters) -> _core.Replay | None:
+    """The plan in C++, unless somebody wants to see each operation, or has to wait for it."""
+    if counters.recorder is not None or not memory.synchronous or arrays.looks_for_nans():
+        return None
+    if compiled.replay is None:
+        compiled.replay = replay_of(compiled.instructions, memory)
+    return compiled.replay
 
 
 def _run(

@@ -73,7 +73,7 @@ class Forget:
     consumes_input: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class CompiledPlan:
     """A plan ready to run, for one residency of its inputs.
 
@@ -84,6 +84,8 @@ class CompiledPlan:
       stats: what the engine counted while it planned.
       workspace_bytes: most temporary memory of one operation.
       outside_bytes: reserved for values outside the pool.
+      outputs: (value, offset, spec) of each result; offset -1 for those outside the pool.
+      replay: the instructions in C++, once the executor has made it.
     """
 
     instructions: tuple[Run | View | Forget, ...]
@@ -92,6 +94,8 @@ class CompiledPlan:
     stats: dict[str, Any]
     workspace_bytes: int
     outside_bytes: int
+    outputs: tuple[tuple[int, int, _core.SlotSpec | None], ...]
+    replay: _core.Replay | None = None
 
 
 def modes_of(op: Operation, placements: Sequence[Any], device: jax.Device) -> tuple[int, ...]:
@@ -141,6 +145,7 @@ def compile_plan(
         stats=plan.stats,
         workspace_bytes=max([workspace_bytes, *translator.workspaces]),
         outside_bytes=outside_bytes,
+        outputs=tuple(map(translator.place_of, program.outputs)),
     )
 
 
@@ -207,6 +212,14 @@ class _Translator:
         offset = self.offset_of[record.storage] + record.at_bytes
         self.out.append(View(value, offset, self.memory.spec(record.aval)))
         self.present.add(value)
+
+    def place_of(self, value: int) -> tuple[int, int, _core.SlotSpec | None]:
+        """Where a result lies once all is translated."""
+        record = self.program.values[value]
+        offset = self.offset_of.get(record.storage, -1)
+        if offset < 0:
+            return value, -1, None
+        return value, offset + record.at_bytes, self.memory.spec(record.aval)
 
     def _run(self, index: int, recompute: bool, placements: Sequence[Any]) -> None:
         op = self.program.operations[index]

@@ -144,15 +144,21 @@ def separate(program: Program, inputs: Sequence[jax.Array]) -> list[jax.Array]:
 
     A view is of memory in the pool. What is shared cannot be moved there; a copy can.
     """
-    places = [_address(x) for x in inputs]
-    count = collections.Counter(p for p in places if p is not None)
+    storages = [program.storages[program.values[v].storage] for v in program.inputs]
+    viewed = [
+        number
+        for number, (storage, donated) in enumerate(zip(storages, program.donated, strict=True))
+        if donated and not storage.outside and len(storage.values) > 1
+    ]
     separated = list(inputs)
-    for number, (x, place) in enumerate(zip(inputs, places, strict=True)):
-        storage = program.storages[program.values[program.inputs[number]].storage]
-        viewed = program.donated[number] and not storage.outside and len(storage.values) > 1
-        if viewed and place is not None and count[place] > 1:
-            separated[number] = x.copy()
-            arrays.wait(separated[number])
+    if viewed:
+        places = [_address(x) for x in inputs]
+        count = collections.Counter(p for p in places if p is not None)
+        for number in viewed:
+            place = places[number]
+            if place is not None and count[place] > 1:
+                separated[number] = inputs[number].copy()
+                arrays.wait(separated[number])
     return separated
 
 

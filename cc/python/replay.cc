@@ -1,0 +1,234 @@
+#include "cc/python/replay.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "cc/core/types.h"
+#include "cc/python/objects.h"
+#include "cc/python/pool_bindings.h"
+
+namespace nb = nanobind;
+
+namespace coop::python {
+namespace {
+
+void SetItem(PyObject* list, int32_t index, nb::object item) {
+  PyList_SetItem(list, index, item.release().ptr());
+}
+
+}  // namespace
+
+Replay::Replay(nb::object pool, nb::object load, nb::tuple load_arguments, nb::object address_of,
+               nb::object is_deleted)
+    : pool_(std::move(pool)),
+      load_(std::move(load)),
+      load_arguments_(std::move(load_arguments)),
+      address_of_(std::move(address_of)),
+      is_deleted_(std::move(is_deleted)) {
+  static_cast<void>(MemoryOf(pool_));  // raises for anything else
+}
+
+int32_t Replay::AddCell(int64_t offset, nb::object spec) {
+  static_cast<void>(nb::cast<const SlotSpec&>(spec));
+  cells_.push_back({.offset = offset, .spec = std::move(spec), .array = {}});
+  return static_cast<int32_t>(cells_.size()) - 1;
+}
+
+void Replay::CheckValue(int32_t value) {
+  if (value < 0) throw std::invalid_argument("values are numbered from 0");
+  value_count_ = std::max(value_count_, value + 1);
+}
+
+void Replay::AddLaunch(Launch launch) {
+  const auto check_cell = [&](int32_t cell, bool may_be_none) {
+    if (may_be_none && cell == kNone) return;
+    if (cell < 0 || static_cast<size_t>(cell) >= cells_.size()) {
+      throw std::invalid_argument("no cell has this number");
+    }
+  };
+  for (const int32_t cell : launch.slots) check_cell(cell, false);
+  for (const int32_t value : launch.operands) CheckValue(value);
+  for (const int32_t value : launch.gone) CheckValue(value);
+  for (const auto& [value, cell] : launch.results) {
+    if (value != kNone) CheckValue(value);
+    check_cell(cell, true);
+  }
+  if (launch.slots.size() + launch.overwritten.size() > launch.results.size()) {
+    throw std::invalid_argument("a slot is of a result");
+  }
+  instructions_.push_back(
+      {.kind = Kind::kLaunch, .ready = false, .index = static_cast<int32_t>(launches_.size())});
+  launches_.push_back(std::move(launch));
+}
+
+void Replay::AddView(int32_t value, int32_t cell) {
+  CheckValue(value);
+  if (cell < 0 || static_cast<size_t>(cell) >= cells_.size()) {
+    throw std::invalid_argument("no cell has this number");
+  }
+  instructions_.push_back({.kind = Kind::kView, .index = value, .cell = cell});
+}
+
+void Replay::AddForget(std::vector<std::pair<int32_t, int32_t>> values) {
+  for (const auto& [value, cell] : values) {
+    CheckValue(value);
+    if (cell != kNone && (cell < 0 || static_cast<size_t>(cell) >= cells_.size())) {
+      throw std::invalid_argument("no cell has this number");
+    }
+  }
+  instructions_.push_back({.kind = Kind::kForget, .index = static_cast<int32_t>(forgets_.size())});
+  forgets_.push_back(std::move(values));
+}
+
+void Replay::AddOther() { instructions_.push_back({.kind = Kind::kOther, .ready = false}); }
+
+void Replay::MakeReady(size_t instruction) {
+  if (instruction >= instructions_.size() || instructions_[instruction].kind != Kind::kLaunch) {
+    throw std::invalid_argument("no launch has this number");
+  }
+  instructions_[instruction].ready = true;
+}
+
+nb::object Replay::Import(const Cell& cell, bool write) {
+  const nb::object capsule = MakeCapsule(
+      MemoryOf(pool_).NewUncounted(cell.offset, *nb::inst_ptr<SlotSpec>(cell.spec), write));
+  PyObject* load[8];
+  const size_t extra = std::min<size_t>(load_arguments_.size(), 7);
+  load[0] = capsule.ptr();
+  for (size_t i = 0; i < extra; ++i) {
+    load[i + 1] = PyTuple_GET_ITEM(load_arguments_.ptr(), static_cast<Py_ssize_t>(i));
+  }
+  return Steal(PyObject_Vectorcall(load_.ptr(), load, extra + 1, nullptr));
+}
+
+size_t Replay::Run(nb::list values, size_t begin, nb::handle interrupts, nb::handle misplaced) {
+  if (values.size() < static_cast<size_t>(value_count_)) {
+    throw std::invalid_argument("the list must have an item for each value");
+  }
+  if (begin == 0) consumed = false;
+  size_t number = begin;
+  for (; number < instructions_.size() && instructions_[number].ready; ++number) {
+    const Instruction& instruction = instructions_[number];
+    switch (instruction.kind) {
+      case Kind::kLaunch:
+        // Signals are seen between instructions, as between those of Python.
+        if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+        if (!consumed) interrupts.attr("check")();
+        RunLaunch(launches_[static_cast<size_t>(instruction.index)], values.ptr(), number,
+                  misplaced);
+        break;
+      case Kind::kView:
+        SetItem(values.ptr(), instruction.index,
+                Import(cells_[static_cast<size_t>(instruction.cell)], /*write=*/false));
+        break;
+      case Kind::kForget:
+        for (const auto& [value, cell] : forgets_[static_cast<size_t>(instruction.index)]) {
+          PyObject* const array = PyList_GET_ITEM(values.ptr(), value);
+          if (cell != kNone && array != Py_None) {
+            cells_[static_cast<size_t>(cell)].array = nb::borrow(array);
+          }
+          SetItem(values.ptr(), value, nb::none());
+        }
+        break;
+      case Kind::kOther:
+        break;
+    }
+  }
+  return number;
+}
+
+void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
+                       nb::handle misplaced) {
+  const auto begin = std::chrono::steady_clock::now();
+  PoolMemory& memory = MemoryOf(pool_);
+  std::vector<nb::object> arguments;
+  std::vector<PyObject*> pointers;
+  arguments.reserve(launch.slots.size() + launch.operands.size());
+  pointers.reserve(arguments.capacity());
+  for (const int32_t c : launch.slots) {
+    Cell& cell = cells_[static_cast<size_t>(c)];
+    if (cell.array.is_valid() && !nb::cast<bool>(is_deleted_(cell.array))) {
+      memory.CheckUnheld(cell.offset, nb::inst_ptr<SlotSpec>(cell.spec)->bytes);
+      arguments.push_back(std::move(cell.array));
+      cell.array = nb::object();
+    } else {
+      arguments.push_back(Import(cell, /*write=*/true));
+    }
+  }
+  for (const int32_t value : launch.operands) {
+    arguments.push_back(nb::borrow(PyList_GET_ITEM(values, value)));
+  }
+  for (const nb::object& argument : arguments) pointers.push_back(argument.ptr());
+  nb::object results =
+      Steal(PyObject_Vectorcall(launch.call.ptr(), pointers.data(), pointers.size(), nullptr));
+  arguments.clear();
+  if (launch.consumes_input) {
+    consumed = true;
+    // The user's memory may be shared with what XLA does not write over: that is looked at.
+    const Sequence found(results);
+    bool obeyed = true;
+    for (size_t i = 0; i < launch.overwritten.size(); ++i) {
+      const nb::object address = address_of_(found[launch.slots.size() + i]);
+      obeyed &= memory.OffsetOf(nb::cast<uint64_t>(address)) == launch.overwritten[i];
+    }
+    if (!obeyed) results = misplaced(number, results);
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  (launch.recompute ? recompute_seconds : compute_seconds) += seconds.count();
+  for (const int32_t value : launch.gone) SetItem(values, value, nb::none());
+  if (launch.consumes_input) {
+    for (const int64_t offset : launch.overwritten) memory.Reclaim(offset);
+  }
+  const Sequence made(results);
+  if (made.size() != launch.results.size()) throw std::logic_error("a result is missing");
+  for (size_t i = 0; i < made.size(); ++i) {
+    const auto& [value, cell] = launch.results[i];
+    if (value != kNone) {
+      SetItem(values, value, nb::borrow(made[i]));
+    } else if (cell != kNone) {
+      cells_[static_cast<size_t>(cell)].array = nb::borrow(made[i]);
+    }
+  }
+}
+
+void BindReplay(nb::module_& module) {
+  nb::class_<Replay>(module, "Replay", "A plan's instructions, carried out again and again.")
+      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object>(), nb::arg("pool"),
+           nb::arg("load"), nb::arg("load_arguments"), nb::arg("address_of"), nb::arg("is_deleted"))
+      .def("add_cell", &Replay::AddCell, nb::arg("offset"), nb::arg("spec"))
+      .def(
+          "add_launch",
+          [](Replay& self, nb::object call, std::vector<int32_t> slots,
+             std::vector<int32_t> operands, std::vector<std::pair<int32_t, int32_t>> results,
+             std::vector<int64_t> overwritten, std::vector<int32_t> gone, bool recompute,
+             bool consumes_input) {
+            self.AddLaunch({.call = std::move(call),
+                            .slots = std::move(slots),
+                            .operands = std::move(operands),
+                            .results = std::move(results),
+                            .overwritten = std::move(overwritten),
+                            .gone = std::move(gone),
+                            .recompute = recompute,
+                            .consumes_input = consumes_input});
+          },
+          nb::arg("call"), nb::arg("slots"), nb::arg("operands"), nb::arg("results"),
+          nb::arg("overwritten"), nb::arg("gone"), nb::arg("recompute"), nb::arg("consumes_input"))
+      .def("add_view", &Replay::AddView, nb::arg("value"), nb::arg("cell"))
+      .def("add_forget", &Replay::AddForget, nb::arg("values"))
+      .def("add_other", &Replay::AddOther)
+      .def("make_ready", &Replay::MakeReady, nb::arg("instruction"))
+      .def("run", &Replay::Run, nb::arg("values"), nb::arg("begin"), nb::arg("interrupts"),
+           nb::arg("misplaced"))
+      .def_rw("compute_seconds", &Replay::compute_seconds)
+      .def_rw("recompute_seconds", &Replay::recompute_seconds)
+      .def_ro("consumed", &Replay::consumed);
+}
+
+}  // namespace coop::python

@@ -1,0 +1,106 @@
+// A plan carried out again: what the executor does for every instruction of every step.
+//
+// Purpose: a step of a training loop is the same few hundred calls of compiled functions each time,
+//   with the same slots. In Python what surrounds each call takes longer than many of the calls.
+// Model: the executor (coop_jax/_src/executor.py) appends instructions once, in order; Run carries
+//   them out over a list of values, and returns where it meets one that is the executor's: the
+//   first launch of an executable, whatever is not of every day. Arrays that a plan is done with
+//   are kept in cells, one for each place and kind that is written, and donated to what is written
+//   there next: to import a slot anew would take longer than all else. They are never read.
+// Invariants: a cell's array lies at the cell's offset; nothing is written where the user holds
+//   memory. When an instruction raises, the values are as it found them.
+// Thread rule: under the interpreter lock, one Run at a time.
+// Complexity: O(operands + results) an instruction, beyond the launch.
+// Source: paper section 4 (the executor in the host framework).
+
+#ifndef COOP_PYTHON_REPLAY_H_
+#define COOP_PYTHON_REPLAY_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "cc/python/pool_memory.h"
+
+namespace coop::python {
+
+class Replay {
+ public:
+  // `load`: called with a capsule and `load_arguments`, imports it. `address_of`, `is_deleted`: of
+  // an array. The user may delete any array that JAX lists as alive.
+  Replay(nanobind::object pool, nanobind::object load, nanobind::tuple load_arguments,
+         nanobind::object address_of, nanobind::object is_deleted);
+
+  // A launch: call(*slots, *operands), once it is made ready.
+  struct Launch {
+    nanobind::object call;
+    std::vector<int32_t> slots;  // cells
+    std::vector<int32_t> operands;
+    std::vector<std::pair<int32_t, int32_t>> results;  // (value, kNone: scratch; cell, kNone: none)
+    std::vector<int64_t> overwritten;                  // offsets, of the results after the slots
+    std::vector<int32_t> gone;                         // values that it took the memory of
+    bool recompute = false;
+    bool consumes_input = false;
+  };
+
+  // The number of the cell of a place and a kind of array (a SlotSpec).
+  int32_t AddCell(int64_t offset, nanobind::object spec);
+  void AddLaunch(Launch launch);
+  // A value becomes an array that reads what lies in a cell's place.
+  void AddView(int32_t value, int32_t cell);
+  // (value, cell that keeps its array or kNone)
+  void AddForget(std::vector<std::pair<int32_t, int32_t>> values);
+  // An instruction that is always the executor's.
+  void AddOther();
+
+  // From now on the launch of that number is carried out here.
+  void MakeReady(size_t instruction);
+  // Carries out instructions from `begin` on; returns the number of the first that is the
+  // executor's, or how many there are. `values`: a list, changed. `interrupted`: called after each
+  // instruction where Python has noted a signal; raises, or not. `misplaced`: called with an
+  // instruction and its results where they do not lie as they should; returns those to keep.
+  size_t Run(nanobind::list values, size_t begin, nanobind::handle interrupts,
+             nanobind::handle misplaced);
+
+  double compute_seconds = 0;
+  double recompute_seconds = 0;
+  bool consumed = false;  // whether a donated array of the user is gone
+
+ private:
+  enum class Kind : uint8_t { kOther, kLaunch, kView, kForget };
+  struct Instruction {
+    Kind kind = Kind::kOther;
+    bool ready = true;
+    int32_t index = 0;  // of the launch, the view's value, or the list of what is forgotten
+    int32_t cell = 0;   // of a view
+  };
+  struct Cell {
+    int64_t offset = 0;
+    nanobind::object spec;
+    nanobind::object array;  // may be invalid: none is kept
+  };
+
+  [[nodiscard]] nanobind::object Import(const Cell& cell, bool write);
+  void RunLaunch(const Launch& launch, PyObject* values, size_t number, nanobind::handle misplaced);
+  void CheckValue(int32_t value);
+
+  nanobind::object pool_;
+  nanobind::object load_;
+  nanobind::tuple load_arguments_;
+  nanobind::object address_of_;
+  nanobind::object is_deleted_;
+  std::vector<Cell> cells_;
+  std::vector<Instruction> instructions_;
+  std::vector<Launch> launches_;
+  std::vector<std::vector<std::pair<int32_t, int32_t>>> forgets_;
+  int32_t value_count_ = 0;
+};
+
+void BindReplay(nanobind::module_& module);
+
+}  // namespace coop::python
+
+#endif  // COOP_PYTHON_REPLAY_H_
