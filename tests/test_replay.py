@@ -47,7 +47,7 @@ def test_later_steps_launch_nothing_in_python_and_give_the_same_bits(
 ) -> None:
     if verifying():
         pytest.skip("verification looks at each operation")
-    step, reference = make("run", donate=donate), make("run", budget=None)
+    step, reference = make("run", donate=donate), make("run", budget=None, donate=donate)
     params, expected = first_params(), first_params()
     counts = []
     for number in range(6):

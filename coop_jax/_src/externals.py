@@ -30,12 +30,15 @@ Reserve = Callable[[int], None]
 class Externals:
     """Values of arrays from outside."""
 
-    __slots__ = ("_core", "_foreign", "_known", "_memory")
+    __slots__ = ("_core", "_foreign", "_forget", "_known", "_memory")
 
     def __init__(self, core: _core.SessionCore, memory: PoolMemory, donated: Sequence[jax.Array]):
         self._core = core
         self._memory = memory
-        self._known: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        known: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        self._known = known
+        # One for all of them: Python's collector looks at every closure.
+        self._forget: Callable[[Any], Any] = lambda ref: known.pop(ref.key, None)
         self._foreign: dict[int, Value] = {}
         memory.pool.drain_freed()
         given_up = set(map(memory.offset_of, donated))
@@ -68,9 +71,7 @@ class Externals:
             value = core.new_value(storage, aval, key)
             core.put(storage, self._own(array), key)
         if isinstance(x, jax.Array):
-            number = id(x)
-            gone = self._known
-            self._known[number] = (weakref.ref(x, lambda _: gone.pop(number, None)), value)
+            self._known[id(x)] = (weakref.KeyedRef(x, self._forget, id(x)), value)
         return value
 
     def donated_value_of(self, x: jax.Array, reserve: Reserve) -> Value:

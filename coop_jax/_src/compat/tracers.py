@@ -17,6 +17,7 @@ from jax._src import core
 
 from coop_jax._src.compat import arrays
 from coop_jax._src.compat.array_methods import ArrayMethods
+from coop_jax._src.compat.operators import Operators
 from coop_jax._src.refs import RefCell
 from coop_jax._src.stacks import Stack
 
@@ -46,7 +47,7 @@ class Fill:
         self.aval, _ = primitive.abstract_eval(*map(core.typeof, operands), **params)
 
 
-class EagerTracer(ArrayMethods, core.Tracer["EagerTrace"]):
+class EagerTracer(Operators, ArrayMethods, core.Tracer["EagerTrace"]):
     """Stands for one value of a session; behaves as the `jax.Array` it would be without one."""
 
     __slots__ = ("_held",)

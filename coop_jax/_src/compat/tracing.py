@@ -34,7 +34,7 @@ from jax._src import core
 from jax._src.dtypes import float0
 from jax._src.lax import lax
 
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import arrays, jaxprs, operators
 from coop_jax._src.compat.refs import is_ref
 from coop_jax._src.compat.tracers import EagerTracer, Fill, RefTracer, StackTracer, wrap
 from coop_jax._src.refs import RefCell
@@ -87,13 +87,16 @@ class Session(Protocol):
 class EagerTrace(core.Trace):
     """Executes each primitive at once on `session`, until `close`."""
 
-    __slots__ = ("session",)
+    __slots__ = ("asked", "heard", "session")
 
     session: Session | None
     deleted: ClassVar[EagerTrace]
+    plain = EagerTracer  # whose operators `operators` looks after
 
     def __init__(self, session: Session | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.asked = operators.memory()
+        self.heard: list[Any] | None = None  # what was run, while `operators` listens
         self._weakref = _cache_identity._weakref
         self.session = session
 
@@ -116,6 +119,15 @@ class EagerTrace(core.Trace):
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         """Runs `primitive` now; an array of equal elements only when it is first read."""
+        if self.heard is None:
+            return self._process(primitive, tracers, params)
+        heard, self.heard = self.heard, None
+        results = self._process(primitive, tracers, params)
+        heard.append((primitive, tracers, params, results))
+        self.heard = heard
+        return results
+
+    def _process(self, primitive: Any, tracers: Any, params: Any) -> Any:
         if primitive is lax.broadcast_in_dim_p and _is_fill(tracers):
             if core.typeof(tracers[0]).dtype == float0:  # tangents of integers: nothing to compute
                 with core.set_current_trace(core.eval_trace):
