@@ -72,10 +72,12 @@ def test_arrays_that_a_plan_keeps_may_be_deleted_by_the_user() -> None:
     host = jax.tree.map(np.array, params)
     wanted, _ = step(params, data(9))
     wanted = jax.tree.map(np.array, wanted)
-    kept = {id(x) for x in params}
-    for x in jax.live_arrays():
-        if id(x) not in kept and x.size:
-            x.delete()
+    memory, kept = step.runtime.memory(), {id(x) for x in params}
+    found = [x for x in jax.live_arrays() if id(x) not in kept and memory.offset_of(x) >= 0]
+    if arrays.runs_synchronously(jax.devices()[0]) and not verifying():
+        assert found
+    for x in found:
+        x.delete()
     params, _ = make("run", donate=True)(host, data(9))
     assert_same_bits(params, wanted)
     again, _ = step(host, data(9))
