@@ -5,8 +5,8 @@ looked at, launches over copies of operands, and whatever asks to see each opera
 measuring, NaN checks). Where an operation is not done when its call returns (a GPU) Python waits
 for it, so there is no replay there.
 
-The arrays that wait in cells own no memory, but JAX lists them among `jax.live_arrays()`. The user may
-delete them; a slot is imported anew then.
+The arrays that wait in cells own no memory, but JAX lists them among `jax.live_arrays()`. The user
+may delete them; a slot is imported anew then.
 
 Thread rule: under the runtime's lock. Cost: linear in the instructions, once for each plan.
 """
