@@ -353,9 +353,8 @@ class Replay:
 
     compute_seconds: float
     recompute_seconds: float
-    @property
-    def consumed(self) -> bool:
-        """Whether a donated array of the user is gone since ``run`` began at 0."""
+    consumed: bool
+    """Whether a donated array of the user is gone since ``run`` began at 0."""
 
 class Prepared:
     """What a primitive on operands of given shapes is: an operand, a view of it, an operation.

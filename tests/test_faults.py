@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_same_bits
@@ -23,6 +24,8 @@ from faults import (
     make,
     raise_at,
 )
+
+import coop_jax
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +173,36 @@ def test_an_interrupt_loses_no_donated_parameters(operations: Operations) -> Non
         late += returned
         assert_same_bits(jax.tree.map(np.asarray, params), expected if returned else host)
     assert 0 < late < 4
+
+
+def test_no_interrupt_comes_after_a_donated_argument_was_let_go_of(operations: Operations) -> None:
+    def f(given: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = (given @ given).sum()  # read once; nothing is written over it
+        for _ in range(4):
+            x = jnp.tanh(x @ x)
+        return x, total
+
+    step = coop_jax.run(f, donate_argnums=0, fusion=False)
+    x = np.eye(64, dtype=np.float32)
+    given, _ = step(np.ones((64, 64), np.float32), x)
+    for _ in range(4):
+        operations.restart()
+        given, expected = step(given, x)
+    last = operations.count - 1
+    operations.restart()
+
+    def interrupt(number: int, recompute: bool) -> None:
+        if number == last - 1:
+            signal.raise_signal(signal.SIGINT)
+
+    operations.before = interrupt
+    returned = False
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes a moment later
+        given, total = step(given, x)
+        returned = True
+        time.sleep(60)
+    assert returned
+    assert_same_bits(np.asarray(total), expected)
 
 
 def test_a_handler_of_the_users_own_is_left_alone(operations: Operations) -> None:

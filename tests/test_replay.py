@@ -231,6 +231,20 @@ def test_what_does_not_lie_over_an_argument_is_handed_over() -> None:
     assert machine.replay.consumed
 
 
+def test_no_interrupt_is_raised_once_python_has_consumed_an_argument() -> None:
+    machine = Machine()
+    machine.replay.add_other()  # the executor's: it lets go of a donated argument
+    machine.launch(lambda x: [x], [], [0], [(0, -1)])
+    machine.replay.make_ready(1)
+    values: list[Any] = [1]
+    for consumed, checks in ((False, 1), (True, 1), (False, 2)):
+        assert machine.run(values) == 0
+        assert not machine.replay.consumed
+        machine.replay.consumed = consumed
+        assert machine.run(values, 1) == 2
+        assert machine.interrupts.checks == checks
+
+
 def test_an_error_leaves_values_as_they_were_and_the_replay_usable() -> None:
     machine = Machine()
     fail = [True]

@@ -228,7 +228,7 @@ void BindReplay(nb::module_& module) {
            nb::arg("misplaced"))
       .def_rw("compute_seconds", &Replay::compute_seconds)
       .def_rw("recompute_seconds", &Replay::recompute_seconds)
-      .def_ro("consumed", &Replay::consumed);
+      .def_rw("consumed", &Replay::consumed);
 }
 
 }  // namespace coop::python

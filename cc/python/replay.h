@@ -67,7 +67,9 @@ class Replay {
 
   double compute_seconds = 0;
   double recompute_seconds = 0;
-  bool consumed = false;  // whether a donated array of the user is gone
+  // Whether a donated array of the user is gone since Run began at 0: nothing interrupts from then
+  // on. The executor says so, too.
+  bool consumed = false;
 
  private:
   enum class Kind : uint8_t { kOther, kLaunch, kView, kForget };

@@ -109,6 +109,8 @@ def execute(
                         memory.pool.reclaim(memory.offset_of(env[value]))
                         env[value].delete()
                     env[value] = None
+            if replay is not None and consumed:
+                replay.consumed = True
             number += 1
         given = {id(x) for x in inputs}
         return [

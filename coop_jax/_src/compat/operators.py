@@ -25,6 +25,9 @@ Asked = tuple[Any, dict[str, Any], tuple[Operand, ...]]
 
 _remembered: dict[Any, dict[Any, Asked]] = {}
 
+# So many operators are remembered.
+_KEPT = 1 << 14
+
 # JAX refuses others beside int32.
 _INTS = 1 << 31
 
@@ -88,6 +91,8 @@ def _remember(
         order = [_operand_of(operands, g) for g in given]
         only = returned[0] if primitive.multiple_results and len(returned) == 1 else returned
         if only is result and None not in order:
+            if len(trace.asked) >= _KEPT:  # a program whose shapes are new each time
+                trace.asked.clear()
             trace.asked[key] = primitive, params, tuple(order)
     return result
 
