@@ -12,6 +12,7 @@ _COUNTS = "asserts peaks or counts, which evictions change"
 UNLESS_FORCED = {
     "test_equality.py": _LONG,
     "test_real_memory.py": _COUNTS,
+    "test_segments.py": "who wants everything evicted wants to see each operation",
     "test_the_peak_is_within_a_tenth_of_what_run_needs": _COUNTS,
     "test_an_lstm_at_half_of_its_memory_is_rematerialised_per_iteration": _LONG,
     "test_training_by_copies_gives_the_same_bits": _LONG,

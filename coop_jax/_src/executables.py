@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax._src import costs
-from coop_jax._src.compat import arrays, ffi
+from coop_jax._src.compat import arrays, ffi, hlo
 
 if TYPE_CHECKING:
     from coop_jax._src.kernels import Kernel
@@ -46,9 +46,11 @@ class Executable:
     """
 
     __slots__ = (
+        "_compiled",
         "_failed_at",
         "_lowered",
         "_placed_bytes",
+        "_structure",
         "call",
         "checked",
         "donates",
@@ -101,6 +103,8 @@ class Executable:
         self.call: Callable[..., Sequence[jax.Array]] = (
             jitted if donates else _storing(jitted, len(slot_results))
         )
+        self._compiled: Any = None
+        self._structure: str | None = None
         self.workspace_bytes = 0
         self.places_outputs = False
         self.checked = False
@@ -109,7 +113,8 @@ class Executable:
         """Compiles; may run in another thread than the one that made this."""
         try:
             with arrays.caching_all():
-                memory = self._lowered.compile().memory_analysis()
+                self._compiled = self._lowered.compile()
+                memory = self._compiled.memory_analysis()
         except Exception as error:  # not enough memory to compile...
             error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
             raise
@@ -120,6 +125,16 @@ class Executable:
             0, placed - aliased
         )
         self.places_outputs = aliased >= placed
+
+    def module(self) -> hlo.Module | None:
+        """What XLA made of it, None if it does not say."""
+        return hlo.module_of(self._compiled)
+
+    def structure(self) -> str | None:
+        """The hash of what XLA made of it (see `compat.hlo`), None if it does not say."""
+        if self._structure is None and (module := self.module()) is not None:
+            self._structure = module.structure(module.entry)
+        return self._structure
 
 
 def _storing(

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from coop_jax._src import costs, placement, primitives
-from coop_jax._src.compat import arrays, ffi, jaxprs
+from coop_jax._src.compat import arrays, calls, ffi, jaxprs
 from coop_jax._src.equations import Equation, KernelBuilder
 from coop_jax._src.executables import OUTSIDE as OUTSIDE
 from coop_jax._src.executables import SLOT as SLOT
@@ -36,6 +36,7 @@ class Kernel:
       equations, outputs: what it computes, in kernel-local numbers; which of them are results.
       is_group: whether it computes more than one equation.
       touches_part: whether it reads or writes only a part of a large operand.
+      stands_apart: whether XLA was seen to compile it otherwise where others are around it.
       label: primitive names, for messages.
     """
 
@@ -54,6 +55,7 @@ class Kernel:
         "out_avals",
         "outputs",
         "recomputable",
+        "stands_apart",
         "touches_part",
     )
 
@@ -73,6 +75,7 @@ class Kernel:
         self.outputs = tuple(outputs)
         self.touches_part = moved_bytes is not None
         self.is_group = len(self.equations) > 1
+        self.stands_apart = False
         self.in_avals = tuple(in_avals)
         self.out_avals = tuple(out_avals)
         self._keys = tuple(n for n, a in enumerate(self.in_avals) if arrays.is_keys(a.dtype))
@@ -122,12 +125,26 @@ class Kernel:
 
     def __call__(self, *operands: Any) -> list[Any]:
         """Computes the kernel with JAX, under whatever trace is current."""
+        return self._computed(operands, as_called=False)
+
+    def called(self, *operands: Any) -> list[Any]:
+        """The same for XLA's CPU compiler where it is called by a larger computation.
+
+        Keys are given and returned as their data.
+        """
+        results = self._computed(list(map(calls.row_major, operands)), as_called=True)
+        return [calls.row_major(arrays.as_stored(r)) for r in results]
+
+    def _computed(self, operands: Sequence[Any], *, as_called: bool) -> list[Any]:
         values: dict[int, Any] = dict(enumerate(operands))
         for n in self._keys:
             values[n] = arrays.as_keys(values[n], self.in_avals[n])
         for e in self.equations:
             ins = [values[x] if isinstance(x, int) else x.value for x in e.operands]
-            results = jaxprs.bind(e.primitive, e.params, e.context, ins)
+            if as_called and e.primitive.name == "conv_general_dilated":
+                results = calls.bind_convolution(e.primitive, e.params, e.context, *ins)
+            else:
+                results = jaxprs.bind(e.primitive, e.params, e.context, ins)
             values.update(zip(e.results, results, strict=True))
         return [jaxprs.strong(values[number]) for number in self.outputs]
 
@@ -144,6 +161,10 @@ class Kernel:
                     found.compile()
                     self.keep(found, device, cache)
         return found
+
+    def executables(self) -> list[Executable]:
+        """All compiled forms."""
+        return list(self._executables.values())
 
     def known_executable(self, modes: tuple[int, ...], device: jax.Device) -> Executable | None:
         """The compiled form if there is one."""
@@ -224,6 +245,13 @@ class KernelCache:
                 )
                 found = self._kernels.setdefault(key, kernel)
         return found
+
+    def remembered(self, key: Hashable, make: Callable[[], Kernel]) -> Kernel:
+        """The kernel of a key; `make` makes it on first sight."""
+        with self.lock:
+            if key not in self._kernels:
+                self._kernels[key] = make()
+            return self._kernels[key]
 
     def from_function(
         self,

@@ -154,7 +154,7 @@ def build_program(
         donated=tuple(donated),
         constants=tuple(flattener.constants),
         outputs=tuple(outputs),
-        releases=_releases(finished, values, inputs, outputs, donated),
+        releases=releases_of(finished, values, inputs, outputs, donated),
     )
 
 
@@ -257,13 +257,14 @@ def _completed_origins(
     return {origin[storage_of[v]] for v in outputs if storage_of[v] in origin}
 
 
-def _releases(
+def releases_of(
     operations: Sequence[Operation],
     values: Sequence[Value],
     inputs: Sequence[int],
     outputs: Sequence[int],
     donated: Sequence[bool],
 ) -> tuple[tuple[int, ...], ...]:
+    """For each operation the storages that nothing uses after it."""
     last: dict[int, int] = {}
     for index, op in enumerate(operations):
         for v in (*op.results, *op.operands):

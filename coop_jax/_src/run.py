@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -28,6 +29,7 @@ from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.signatures import (
     Signature,
+    Tier,
     as_array,
     compile_all,
     contents_of,
@@ -38,6 +40,7 @@ from coop_jax._src.signatures import (
     separate,
 )
 from coop_jax._src.simulation import Simulation, Simulator
+from coop_jax._src.tiers import form_of
 from coop_jax._src.traced import TracedProgram, traced_program
 
 P = ParamSpec("P")
@@ -217,6 +220,7 @@ class BudgetedFunction(Generic[P, R]):
             planned=0,
             workspace_bytes=-1,
             refs=refs,
+            tier=Tier(settled=not self._fusion),  # what is not fused stays one primitive at a time
         )
 
     def _runtime_for(self, leaves: Sequence[Any]) -> Runtime:
@@ -266,7 +270,7 @@ class BudgetedFunction(Generic[P, R]):
         if signature.program is None:
             values = run_online(runtime, signature, inputs, interrupts)
         else:
-            values = self._run_planned(runtime, signature, signature.program, inputs, interrupts)
+            values = self._run_planned(runtime, signature, inputs, interrupts)
         if refs:
             last = values[len(signature.out_avals) :]
             values = values[: len(signature.out_avals)]
@@ -289,20 +293,26 @@ class BudgetedFunction(Generic[P, R]):
         self,
         runtime: Runtime,
         signature: Signature,
-        program: Program,
         inputs: list[jax.Array],
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
+        assert signature.program is not None
+        begin = time.perf_counter()
         memory = runtime.memory()
         inputs = [arrays.stored(x) for x in inputs]
-        inputs = separate(program, inputs)
-        residency = residency_of(runtime, program, inputs)
+        inputs = separate(signature.program, inputs)
+        residency = residency_of(runtime, signature.program, inputs)
+        form = form_of(runtime, signature, residency)
+        program = form.program
+        assert program is not None
         try:
-            plan = plan_of(runtime, signature, program, residency, fused=self._fusion)
+            plan = plan_of(runtime, form, program, residency, fused=self._fusion)
         except BudgetExceededError:
-            if not runtime.drop_residuals():
+            if form is not signature:
+                signature.tier.give_up()
+            elif not runtime.drop_residuals():
                 raise
-            return self._run_planned(runtime, signature, program, inputs, interrupts)
+            return self._run_planned(runtime, signature, inputs, interrupts)
         counters = runtime._counters
         constants, verifier = signature.constants, runtime.verifier()
         values = execute(plan, program, inputs, constants, memory, counters, interrupts, verifier)
@@ -313,4 +323,5 @@ class BudgetedFunction(Generic[P, R]):
             workspace_bytes=plan.workspace_bytes,
         )
         delete_donated(program, residency, inputs, values)
+        signature.tier.ran(time.perf_counter() - begin)
         return values

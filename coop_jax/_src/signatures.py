@@ -24,6 +24,37 @@ from coop_jax._src.runtime import Runtime
 
 
 @dataclasses.dataclass(slots=True)
+class Tier:
+    """How often a signature was called, and what was made of it since.
+
+    Attributes:
+      calls: so far.
+      first_seconds: what the first one took, compiling included.
+      seconds: what those after it took together.
+      settled: whether nothing is to be tried any more.
+      segmented: the signature with segments, if they are better.
+    """
+
+    calls: int = 0
+    first_seconds: float = 0.0
+    seconds: float = 0.0
+    settled: bool = False
+    segmented: Signature | None = None
+
+    def ran(self, seconds: float) -> None:
+        """Notes a call."""
+        if self.calls == 0:
+            self.first_seconds = seconds
+        else:
+            self.seconds += seconds
+        self.calls += 1
+
+    def give_up(self) -> None:
+        """Back to single operations for good."""
+        self.settled, self.segmented = True, None
+
+
+@dataclasses.dataclass(slots=True)
 class Signature:
     """Everything that depends on the shapes of the arguments only."""
 
@@ -38,6 +69,7 @@ class Signature:
     planned: int  # how many were made, those that are not kept any more included
     workspace_bytes: int
     refs: list[Any]  # references that the function closes over: the last inputs
+    tier: Tier
 
 
 def contents_of(refs: Sequence[Any]) -> list[jax.Array]:

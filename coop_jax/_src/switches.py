@@ -11,7 +11,17 @@ def is_on(name: str, *, default: bool = False) -> bool:
     Raises:
       ValueError: it is something else than that, 0 or false.
     """
+    told = setting(name)
+    return default if told is None else told
+
+
+def setting(name: str) -> bool | None:
+    """What a variable says; None if it is empty or not set.
+
+    Raises:
+      ValueError: it is something else than 1, true, 0 or false.
+    """
     text = os.environ.get(name, "").strip().lower()
     if text not in ("", "0", "1", "false", "true"):
         raise ValueError(f"{name} must be 0 or 1, got {text!r}")
-    return text in ("1", "true") if text else default
+    return text in ("1", "true") if text else None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import collections
 import gc
+import os
 import random
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -64,6 +66,20 @@ class Case:
         step = coop_jax.run(program.fn, donate_argnums=positions, runtime=runtime, fusion=fusion)
         args = [jax.device_put(x) if i in positions else x for i, x in enumerate(program.args)]
         return step(*args)
+
+    def check_segments(self) -> None:
+        """The second call of a function, whose operations run in segments, gives the same."""
+        runtime = coop_jax.Runtime(None)
+        program, donated = self.program, self.program.donate if self.donated else ()
+        step = coop_jax.run(program.fn, donate_argnums=donated, runtime=runtime, fusion=True)
+        with mock.patch.dict(os.environ, COOP_JAX_SEGMENTS="1"):
+            for _ in range(2):
+                args = [
+                    jax.device_put(x) if i in donated else x for i, x in enumerate(program.args)
+                ]
+                found = step(*args)
+        same(found, self.expected, self.tree, "in segments")
+        tally["in segments"] += any(s.tier.segmented is not None for s in step._signatures.values())
 
     def check_budgets(self) -> None:
         """At a random budget, or the least at which it can do."""
@@ -158,6 +174,8 @@ def check_seed(seed: int) -> None:
         case = Case(program, front_end, draw)
         if not program.wild and seed % 2 == 0:
             check_meaning(program, case.values)
+        if front_end == "fused run" and seed % 3 == 0:
+            case.check_segments()
         for _ in range(rounds):
             case.check_budgets()
             evicted = evicted or case.program_evicted
@@ -172,3 +190,4 @@ def test_most_programs_evicted() -> None:
     print(dict(tally))
     assert tally["evicting programs"] > tally["programs"] / 2
     assert tally["evicting runs"] > tally["runs"] / 2
+    assert tally["in segments"] >= tally["of two calls"] / 2

@@ -1,0 +1,190 @@
+"""What XLA made of a computation: its optimised HLO as hashes that leave names out.
+
+XLA hands the module out as a serialised `HloModuleProto` (`xla/service/hlo.proto`), of which the
+few fields needed are read here: JAX brings no protocol buffers library along, and field numbers
+never change. Equal hashes mean the same instructions in the same dependence with the same shapes,
+layouts, literals and backend configurations, so the same kernels; order of execution, names and
+source lines do not count, nor which buffers are shared, nor copies from one buffer to another.
+
+Thread rule: functions of their arguments. Cost: linear in the module's bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+# HloModuleProto
+_COMPUTATIONS, _ENTRY = 3, 6
+# HloComputationProto
+_INSTRUCTIONS, _COMPUTATION_ID, _ROOT = 2, 5, 6
+# HloInstructionProto
+_NAME, _OPCODE, _SHAPE, _METADATA, _PARAMETER = 1, 2, 3, 7, 9
+_ID, _OPERANDS, _CONTROL, _CALLED, _SHARDING, _FRONTEND = 35, 36, 37, 38, 40, 68
+
+# What says nothing about what is computed.
+_LEFT_OUT = frozenset({_NAME, _METADATA, _CONTROL, _SHARDING})
+
+
+class Module:
+    """An optimised module, read; computations by their numbers.
+
+    Attributes:
+      entry: the number of the computation where it begins.
+    """
+
+    __slots__ = ("_computations", "_hashes", "entry")
+
+    def __init__(self, serialized: bytes):
+        self._computations: dict[int, tuple[list[_Instruction], int]] = {}
+        self._hashes: dict[tuple[int, bool], str] = {}
+        self.entry = -1
+        for field, value in _fields(serialized):
+            if field == _ENTRY:
+                self.entry = value
+            elif field == _COMPUTATIONS:
+                instructions, number, root = [], -1, -1
+                for part, content in _fields(value):
+                    if part == _INSTRUCTIONS:
+                        instructions.append(_Instruction(content))
+                    elif part == _COMPUTATION_ID:
+                        number = content
+                    elif part == _ROOT:
+                        root = content
+                self._computations[number] = instructions, root
+
+    def structure(self, number: int) -> str:
+        """A hash of what a computation makes, whatever the order of its operands and results."""
+        return self._hash(number, inner=False)
+
+    def calls(self, attribute: str) -> dict[str, int]:
+        """Computations that the entry calls, by the value of a frontend attribute of the call."""
+        instructions, _ = self._computations[self.entry]
+        found = {}
+        for instruction in instructions:
+            if instruction.opcode == "call" and attribute in instruction.attributes:
+                found[instruction.attributes[attribute]] = instruction.called[0]
+        return found
+
+    def _hash(self, number: int, *, inner: bool) -> str:
+        key = number, inner
+        if key not in self._hashes:
+            self._hashes[key] = self._compute(number, inner=inner)
+        return self._hashes[key]
+
+    def _compute(self, number: int, *, inner: bool) -> str:
+        instructions, root = self._computations[number]
+        hashes: dict[int, str] = {}
+        shapes: dict[int, bytes] = {}
+        made = []
+        for instruction in instructions:  # operands come before their users
+            if instruction.opcode == "copy" and not inner:
+                (operand,) = instruction.operands
+                if shapes[operand] == instruction.shape:  # whose memory it is, not what is in it
+                    hashes[instruction.id] = hashes[operand]
+                    shapes[instruction.id] = instruction.shape
+                    continue
+            outermost = not inner and instruction.id == root and instruction.opcode == "tuple"
+            digest = hashlib.sha256(instruction.opcode.encode())
+            for operand in instruction.operands:
+                digest.update(hashes[operand].encode())
+            for called in instruction.called:
+                digest.update(self._hash(called, inner=True).encode())
+            if inner:
+                digest.update(b"%d" % instruction.parameter)
+                digest.update(b"root" if instruction.id == root else b"")
+            digest.update(instruction.rest)
+            hashes[instruction.id] = digest.hexdigest()
+            shapes[instruction.id] = instruction.shape
+            # The outermost parameters and the tuple of results differ with who calls.
+            if not outermost and (inner or instruction.opcode != "parameter"):
+                made.append(hashes[instruction.id])
+        return hashlib.sha256("".join(sorted(made)).encode()).hexdigest()
+
+
+class _Instruction:
+    __slots__ = ("attributes", "called", "id", "opcode", "operands", "parameter", "rest", "shape")
+
+    def __init__(self, content: bytes):
+        self.id = 0
+        self.opcode = ""
+        self.parameter = 0
+        self.shape = b""
+        self.operands: list[int] = []
+        self.called: list[int] = []
+        self.attributes: dict[str, str] = {}
+        rest = []
+        for field, value in _fields(content):
+            if field == _OPCODE:
+                self.opcode = value.decode()
+            elif field == _ID:
+                self.id = value
+            elif field == _PARAMETER:
+                self.parameter = value
+            elif field == _OPERANDS:
+                self.operands += _numbers(value)
+            elif field == _CALLED:
+                self.called += _numbers(value)
+            elif field == _SHAPE:
+                self.shape = value
+            elif field == _FRONTEND:
+                self.attributes = dict(map(_entry, (v for _, v in _fields(value))))
+            elif field not in _LEFT_OUT:
+                rest.append(b"%d:" % field + (value if isinstance(value, bytes) else b"%d" % value))
+        self.rest = b";".join((self.shape, *rest))
+
+
+def _entry(content: bytes) -> tuple[str, str]:
+    """A key and a value of a map of strings."""
+    parts = dict(_fields(content))
+    return parts.get(1, b"").decode(), parts.get(2, b"").decode()
+
+
+def _numbers(value: Any) -> list[int]:
+    """A repeated number, packed or not."""
+    if isinstance(value, int):
+        return [value]
+    numbers, position = [], 0
+    while position < len(value):
+        number, position = _varint(value, position)
+        numbers.append(number)
+    return numbers
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    """Fields of a message: numbers as int, everything else as bytes."""
+    position, end = 0, len(content)
+    while position < end:
+        key, position = _varint(content, position)
+        kind = key & 7
+        if kind == 0:
+            number, position = _varint(content, position)
+            yield key >> 3, number
+            continue
+        if kind == 2:
+            length, position = _varint(content, position)
+        else:
+            length = {1: 8, 5: 4}[kind]
+        yield key >> 3, content[position : position + length]
+        position += length
+
+
+def _varint(content: bytes, position: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = content[position]
+        position += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, position
+        shift += 7
+
+
+def module_of(compiled: Any) -> Module | None:
+    """The optimised module of a `jax.stages.Compiled`; None where there is none to see."""
+    try:
+        (module,) = compiled.runtime_executable().hlo_modules()
+        return Module(module.as_serialized_hlo_module_proto())
+    except Exception:  # another backend, an executable from a cache that does not keep its module
+        return None

@@ -1,0 +1,152 @@
+"""Which form of a program a call runs: each operation by itself at first, in segments later.
+
+Segments (see `segments`) take XLA about as long to compile as the whole function under `jax.jit`,
+so they come once they pay: after calls that together took as long as the first one, which compiled
+the operations. Whoever runs a few steps waits no longer than before; whoever runs many waits at
+most twice. The bits are the same, so nobody sees the change but in the time that a call takes.
+
+How much runs together depends on the budget: forms with segments of several sizes are planned, and
+the one that is expected to be fastest is compiled. Operations of which XLA makes something else
+within a segment run alone.
+
+Thread rule: under the runtime's lock. Cost: a few plans and what XLA takes to compile, once for
+each signature.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+
+from coop_jax._src import placement, planning, policies, segments, switches
+from coop_jax._src.placement import Placement
+from coop_jax._src.planning import Residency
+from coop_jax._src.program import Program
+from coop_jax._src.runtime import Runtime
+from coop_jax._src.segments import Segment
+from coop_jax._src.signatures import Signature, Tier, compile_all
+
+# Waking XLA's threads for an operation and waiting for them takes about so long, on two cores.
+_LAUNCH_SECONDS = 3e-5
+
+# Sizes of segments that are tried: halves of the largest, so many times.
+_SIZES = 6
+
+# So often something is compiled: the operations that stand apart are found one after the other.
+_ATTEMPTS = 4
+
+# A call has to become so much shorter: what is expected is not what is measured.
+_WORTH_IT = 0.97
+
+_FIRST_CALLS = 3  # the first two find the pool in other states than those that follow
+
+
+def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Signature:
+    """The signature to run: the one given, or a form of it with segments."""
+    tier = signature.tier
+    if (tier.settled and tier.segmented is None) or not _may_be_segmented(runtime):
+        return signature
+    if not tier.settled and _is_time(tier):
+        tier.settled = True
+        tier.segmented = _segmented(runtime, signature, residency)
+    return tier.segmented or signature
+
+
+def _is_time(tier: Tier) -> bool:
+    wanted = switches.setting("COOP_JAX_SEGMENTS")
+    if wanted is not None:
+        return wanted and tier.calls > 0
+    return tier.calls >= _FIRST_CALLS and tier.seconds >= tier.first_seconds
+
+
+def _may_be_segmented(runtime: Runtime) -> bool:
+    """Whether launches are what it costs here, and nobody wants to see each operation."""
+    return (
+        runtime.device.platform == "cpu"
+        and placement.probe(runtime.device) is Placement.DONATED
+        and not runtime.policy.evict_always
+        and runtime._counters.recorder is None
+        and runtime.verifier() is None
+    )
+
+
+def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> Signature | None:
+    """The best form with segments, compiled; None if there is none that is better."""
+    assert signature.program is not None
+    known = signature.plans.get(residency)
+    now = (
+        _planned_seconds(runtime, signature.program, residency, signature.workspace_bytes)
+        if known is None
+        else _seconds(known.stats)
+    )
+    best = _WORTH_IT * now
+    for _ in range(_ATTEMPTS):
+        form = _expected_best(runtime, signature, residency, best)
+        if form is None or form.program is None:
+            return None
+        compile_all(form, form.program, runtime)
+        differing = segments.differing(
+            executable
+            for op in form.program.operations
+            if isinstance(op.kernel, Segment)
+            for executable in op.kernel.executables()
+        )
+        for kernel in differing:
+            kernel.stands_apart = True
+        if not differing:
+            workspace = form.workspace_bytes
+            expected = _planned_seconds(runtime, form.program, residency, workspace)
+            return form if expected < best else None
+    return None
+
+
+def _expected_best(
+    runtime: Runtime, signature: Signature, residency: Residency, best: float
+) -> Signature | None:
+    program = signature.program
+    assert program is not None
+    found, limit = None, math.inf
+    seen = set[int]()
+    for _ in range(_SIZES):
+        form = segments.segmented(program, runtime._cache, limit)
+        most = segments.temporary_bytes(form)
+        if len(form.operations) not in seen:
+            seen.add(len(form.operations))
+            seconds = _planned_seconds(runtime, form, residency, most)
+            if seconds < best:
+                found, best = form, seconds
+        limit = min(limit, most) / 2
+    if found is None:
+        return None
+    return dataclasses.replace(
+        signature,
+        program=found,
+        engine_programs={},
+        plans=collections.OrderedDict(),
+        planned=0,
+        workspace_bytes=-1,
+    )
+
+
+def _planned_seconds(
+    runtime: Runtime, program: Program, residency: Residency, workspace_bytes: int
+) -> float:
+    """What a call is expected to take; infinity where it does not fit."""
+    settings = dataclasses.replace(
+        runtime._settings, policy=policies.without_search(runtime.policy)
+    )
+    plan = planning.make_plan(
+        program,
+        planning.core_program(program, residency.donated),
+        residency,
+        settings,
+        capacity_bytes=runtime.capacity_bytes(),
+        workspace_bytes=max(workspace_bytes, runtime._workspace_bytes),
+    )
+    return _seconds(plan.stats) if plan.feasible else math.inf
+
+
+def _seconds(stats: dict[str, float]) -> float:
+    launches = stats["operations"] + stats["recomputations"]
+    return stats["compute_seconds"] + stats["recompute_seconds"] + _LAUNCH_SECONDS * launches
