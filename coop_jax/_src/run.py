@@ -36,6 +36,7 @@ from coop_jax._src.signatures import (
     delete_donated,
     engine_program_of,
     leaf_key,
+    place_of,
     residency_of,
     separate,
 )
@@ -300,8 +301,9 @@ class BudgetedFunction(Generic[P, R]):
         begin = time.perf_counter()
         memory = runtime.memory()
         inputs = [arrays.stored(x) for x in inputs]
-        inputs = separate(signature.program, inputs)
-        residency = residency_of(runtime, signature.program, inputs)
+        places = [place_of(x) for x in inputs]
+        inputs = separate(signature.program, inputs, places)
+        residency = residency_of(runtime, signature.program, inputs, places)
         form = form_of(runtime, signature, residency)
         program = form.program
         assert program is not None

@@ -141,7 +141,12 @@ def compile_all(signature: Signature, program: Program, runtime: Runtime) -> int
     return signature.workspace_bytes
 
 
-def residency_of(runtime: Runtime, program: Program, inputs: Sequence[jax.Array]) -> Residency:
+def residency_of(
+    runtime: Runtime,
+    program: Program,
+    inputs: Sequence[jax.Array],
+    places: Sequence[int | None],
+) -> Residency:
     """Where the inputs lie, and which of them this call may dispose of.
 
     Memory that two inputs share (the same array twice, a view of one in the other), or that anybody
@@ -149,7 +154,6 @@ def residency_of(runtime: Runtime, program: Program, inputs: Sequence[jax.Array]
     share a block of the pool the first stands for it; the others count as outside, which is safe.
     """
     memory = runtime.memory()
-    places = [_address(x) for x in inputs]
     count = collections.Counter(p for p in places if p is not None)
     offsets = [-1 if p is None else memory.pool.offset_of(p) for p in places]
     seen: set[int] = set()
@@ -171,10 +175,13 @@ def residency_of(runtime: Runtime, program: Program, inputs: Sequence[jax.Array]
     return Residency(tuple(where), tuple(offsets), tuple(donated), others)
 
 
-def separate(program: Program, inputs: Sequence[jax.Array]) -> list[jax.Array]:
+def separate(
+    program: Program, inputs: Sequence[jax.Array], places: list[int | None]
+) -> list[jax.Array]:
     """The inputs; of donated ones that share memory outside the pool, and are viewed, copies.
 
-    A view is of memory in the pool. What is shared cannot be moved there; a copy can.
+    A view is of memory in the pool. What is shared cannot be moved there; a copy can. `places` are
+    where the inputs lie, and then where the copies do.
     """
     storages = [program.storages[program.values[v].storage] for v in program.inputs]
     viewed = [
@@ -184,17 +191,18 @@ def separate(program: Program, inputs: Sequence[jax.Array]) -> list[jax.Array]:
     ]
     separated = list(inputs)
     if viewed:
-        places = [_address(x) for x in inputs]
         count = collections.Counter(p for p in places if p is not None)
         for number in viewed:
             place = places[number]
             if place is not None and count[place] > 1:
                 separated[number] = inputs[number].copy()
                 arrays.wait(separated[number])
+                places[number] = place_of(separated[number])
     return separated
 
 
-def _address(x: jax.Array) -> int | None:
+def place_of(x: jax.Array) -> int | None:
+    """The address of an array's memory; None if it has none."""
     if x.size == 0 or not hasattr(x, "unsafe_buffer_pointer"):
         return None
     return arrays.address_of(x)

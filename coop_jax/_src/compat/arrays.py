@@ -8,6 +8,7 @@ output; the capsule's deleter runs when the last user of that memory is gone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -186,9 +187,14 @@ def with_aval(
         )
         keys: jax.Array = _prng.PRNGKeyArray(dtype._impl, base)
         return keys
-    aval = _core.ShapedArray(shape, dtype, weak_type=weak_type)
     assert isinstance(value, _array.ArrayImpl)
+    aval = _aval(shape, dtype, weak_type)
     return _array.ArrayImpl(aval, value.sharding, [value], committed=committed, _skip_checks=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _aval(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
+    return _core.ShapedArray(shape, dtype, weak_type=weak_type)
 
 
 def as_user_sees(value: jax.Array, aval: Any) -> jax.Array:
