@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -188,6 +188,18 @@ def test_segments_come_once_calls_took_as_long_as_compiling(
     assert tiers._is_time(slow)
 
 
+def test_segments_that_turn_out_slower_are_given_up() -> None:
+    for together, kept in ((0.9, True), (1.1, False)):
+        tier = Tier()
+        for seconds in (10.0, 1.0, 2.0, 1.5):
+            tier.ran(seconds)
+        tier.settled, tier.segmented = True, cast(Signature, object())
+        for seconds in (30.0, 5.0, *[together] * 8):
+            tier.ran(seconds)
+        assert (tier.segmented is not None) is kept
+        assert tier.settled
+
+
 @pytest.mark.parametrize("kwargs", [{"fusion": False}, {"verify": True}])
 def test_whoever_wants_to_see_each_operation_does(kwargs: dict[str, bool], at_once: None) -> None:
     fusion = kwargs.get("fusion", True)
@@ -219,6 +231,34 @@ def test_a_form_that_does_not_fit_any_more_is_given_up(
     monkeypatch.setattr(run_module, "plan_of", refused)
     assert_same_bits(step(x), expected)
     assert signature_of(step).tier.segmented is None
+
+
+def test_weights_stay_where_they_are_also_if_their_gradient_is_written_in_parts(
+    at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written over a reshaped argument; moved weights would need a plan at each step."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jnp.tanh(x @ w) @ w
+        flat = lax.dynamic_update_slice(w.reshape(-1), y.reshape(-1)[:512], (64,))
+        return flat.reshape(w.shape), y.sum()
+
+    def results() -> tuple[Any, Any]:
+        budgeted = coop_jax.run(step, fusion=True, donate_argnums=0)
+        w = jnp.arange(4096, dtype=jnp.float32).reshape(64, 64) / 9000
+        places = set()
+        for _ in range(5):
+            w, y = budgeted(w, jnp.eye(64) / 3)
+            places.add(w.unsafe_buffer_pointer())
+        assert len(places) == 1
+        return budgeted, (w, y)
+
+    budgeted, got = results()
+    form = signature_of(budgeted).tier.segmented
+    assert form is not None
+    assert form.planned == 1
+    monkeypatch.setenv("COOP_JAX_SEGMENTS", "0")
+    assert_same_bits(got, results()[1])
 
 
 def segment_of(fn: Any, *avals: Any) -> tuple[Any, Any]:

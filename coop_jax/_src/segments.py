@@ -208,19 +208,21 @@ class _Segmenter:
         )
         number_of = {values[v].storage: k for k, v in enumerate(operands)}
         over: dict[int, int] = {}  # storage -> the operand whose memory it takes over
-        members = []
+        members: list[Member] = []
         for op in ops:
-            sources = tuple(self._source(v, number_of) for v in op.operands)
-            members.append(Member(op.kernel, sources))
+            first_result = len(operands) + sum(len(m.kernel.out_avals) for m in members)
+            members.append(
+                Member(op.kernel, tuple(self._source(v, number_of) for v in op.operands))
+            )
             for k, v in enumerate(op.results):
                 if op.in_place[k] >= 0:
-                    replaced = values[op.operands[op.in_place[k]]].storage
-                    first = over.get(replaced, number_of[replaced])
+                    replaced = op.operands[op.in_place[k]]
+                    first = over.get(values[replaced].storage, number_of[values[replaced].storage])
                     if first < len(operands):
                         over[values[v].storage] = first
-                number_of[values[v].storage] = (
-                    len(operands) + sum(len(m.kernel.out_avals) for m in members[:-1]) + k
-                )
+                        if self._is_whole(replaced) and values[replaced].storage not in inside:
+                            operands[first] = replaced  # in the shape of what is written there
+                number_of[values[v].storage] = first_result + k
         last = self._open[-1]
         results = [
             v for op in ops for v in op.results if self._last_use.get(values[v].storage, -1) > last
@@ -262,13 +264,20 @@ class _Segmenter:
         record = program.values[value]
         made_as = program.values[self._made_as[record.storage]]
         aval = arrays.stored_aval(record.aval)
-        whole = record.aval.size == made_as.aval.size
         return Source(
             number_of[record.storage],
             tuple(aval.shape),
             aval.dtype,
-            -1 if whole else (record.at_bytes - made_as.at_bytes) // aval.dtype.itemsize,
+            -1
+            if self._is_whole(value)
+            else (record.at_bytes - made_as.at_bytes) // aval.dtype.itemsize,
         )
+
+    def _is_whole(self, value: int) -> bool:
+        """Whether a value is all of its storage, in whatever shape."""
+        record = self._program.values[value]
+        made_as = self._program.values[self._made_as[record.storage]]
+        return bool(record.aval.size == made_as.aval.size)
 
 
 def _last_uses(program: Program) -> dict[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
 
+# Calls in segments: the first ones compile and plan; after so many it is known what they take.
+_UNTIL_SETTLED, _JUDGED_AFTER = 3, 10
+
 
 @dataclasses.dataclass(slots=True)
 class Tier:
@@ -33,6 +37,8 @@ class Tier:
       seconds: what those after it took together.
       settled: whether nothing is to be tried any more.
       segmented: the signature with segments, if they are better.
+      together: calls in segments so far.
+      least_alone, least_together: what the shortest call took in single operations, in segments.
     """
 
     calls: int = 0
@@ -40,14 +46,24 @@ class Tier:
     seconds: float = 0.0
     settled: bool = False
     segmented: Signature | None = None
+    together: int = 0
+    least_alone: float = math.inf
+    least_together: float = math.inf
 
     def ran(self, seconds: float) -> None:
-        """Notes a call."""
-        if self.calls == 0:
+        """Notes a call; segments that turn out to be slower are given up."""
+        self.calls += 1
+        if self.segmented is not None:
+            self.together += 1
+            if self.together > _UNTIL_SETTLED:
+                self.least_together = min(self.least_together, seconds)
+            if self.together == _JUDGED_AFTER and self.least_together > self.least_alone:
+                self.give_up()
+        elif self.calls == 1:
             self.first_seconds = seconds
         else:
             self.seconds += seconds
-        self.calls += 1
+            self.least_alone = min(self.least_alone, seconds)
 
     def give_up(self) -> None:
         """Back to single operations for good."""

@@ -6,8 +6,8 @@ the operations. Whoever runs a few steps waits no longer than before; whoever ru
 most twice. The bits are the same, so nobody sees the change but in the time that a call takes.
 
 How much runs together depends on the budget: forms with segments of several sizes are planned, and
-the one that is expected to be fastest is compiled. Operations of which XLA makes something else
-within a segment run alone.
+the one that is expected to be fastest is compiled; if calls turn out to take longer with it, it is
+given up. Operations of which XLA makes something else within a segment run alone.
 
 Thread rule: under the runtime's lock. Cost: a few plans and what XLA takes to compile, once for
 each signature.
@@ -38,6 +38,9 @@ _ATTEMPTS = 4
 
 # A call has to become so much shorter: what is expected is not what is measured.
 _WORTH_IT = 0.97
+
+# A plan that recomputes so large a part of its operations is none of those that are looked for.
+_GIVE_UP = 0.5
 
 _FIRST_CALLS = 3  # the first two find the pool in other states than those that follow
 
@@ -133,8 +136,10 @@ def _planned_seconds(
     runtime: Runtime, program: Program, residency: Residency, workspace_bytes: int
 ) -> float:
     """What a call is expected to take; infinity where it does not fit."""
+    # One plan tells enough, and what thrashes is not wanted.
+    policy = policies.where_nothing_is_known(policies.without_search(runtime.policy))
     settings = dataclasses.replace(
-        runtime._settings, policy=policies.without_search(runtime.policy)
+        runtime._settings, policy=policy, alternatives=False, give_up=_GIVE_UP
     )
     plan = planning.make_plan(
         program,

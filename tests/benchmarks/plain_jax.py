@@ -70,14 +70,16 @@ class GPT(nn.Module):
     width: int = 128
     heads: int = 4
     vocabulary: int = 512
+    remat: bool = False  # a checkpoint around each block
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         embed = nn.Embed(self.vocabulary, self.width)
         shape = (tokens.shape[1], self.width)
         x = embed(tokens) + self.param("positions", nn.initializers.normal(0.02), shape)
-        for _ in range(self.layers):
-            x = Block(self.heads)(x)
+        block = nn.remat(Block) if self.remat else Block
+        for layer in range(self.layers):
+            x = block(self.heads, name=f"Block_{layer}")(x)
         return embed.attend(nn.LayerNorm()(x))
 
 
@@ -132,9 +134,9 @@ def cnn() -> TrainingProgram:
     return _program(loss, model, ((images, labels),), images[:1])
 
 
-def gpt() -> TrainingProgram:
+def gpt(remat: bool = False) -> TrainingProgram:
     """Four GPT-style blocks of width 128 on 8 sequences of 128 tokens, Adam."""
-    model = GPT()
+    model = GPT(remat=remat)
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
         logits = model.apply(params, tokens[:, :-1])
