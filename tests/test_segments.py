@@ -188,6 +188,20 @@ def test_segments_come_once_calls_took_as_long_as_compiling(
     assert tiers._is_time(slow)
 
 
+def test_what_cannot_be_compiled_together_goes_on_alone(
+    at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> int:
+        raise RuntimeError("out of memory while compiling")
+
+    step = coop_jax.run(lambda x: jnp.tanh(x @ x) @ x, fusion=True)
+    expected = step(jnp.eye(64) / 3)
+    monkeypatch.setattr(tiers, "compile_all", fails)
+    for _ in range(2):
+        assert_same_bits(step(jnp.eye(64) / 3), expected)
+    assert signature_of(step).tier.segmented is None
+
+
 def test_segments_that_turn_out_slower_are_given_up() -> None:
     for together, kept in ((0.9, True), (1.1, False)):
         tier = Tier()

@@ -22,7 +22,7 @@ class Stats:
       bytes_in_use: bytes held now in the pool.
       external_bytes: most bytes held at once outside the pool (inputs, small values).
       workspace_bytes: most temporary memory of one operation.
-      operations: operations run, recomputed ones not counted.
+      operations: operations launched, recomputed ones not counted; a segment of several is one.
       evictions: storages evicted to make room.
       rematerialisations: operations run again to bring a value back.
       compute_seconds: time in operations, recomputed ones not counted.
