@@ -169,23 +169,19 @@ def test_without_the_switch_short_programs_wait(
     assert signature_of(step).tier.segmented is None
 
 
-def test_segments_come_once_calls_took_as_long_as_compiling(
+def test_segments_come_once_launching_took_as_long_as_compiling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("COOP_JAX_SEGMENTS", raising=False)
-    tier = Tier()
-    tier.ran(10.0)
-    assert not tiers._is_time(tier)
-    tier.ran(11.0)
-    assert not tiers._is_time(tier)
-    tier.ran(0.5)
-    assert tiers._is_time(tier)
-    slow = Tier()
-    for seconds in (10.0, 3.0, 3.0, 3.0):
-        slow.ran(seconds)
-    assert not tiers._is_time(slow)
-    slow.ran(1.0)
-    assert tiers._is_time(slow)
+    tier, launches = Tier(), 1000
+    enough = 3 * launches * tiers._LAUNCH_SECONDS
+    for seconds, expected in ((enough, False), (9.0, False), (9.0, True)):
+        tier.ran(seconds)
+        assert tiers._is_time(tier, launches) is expected
+    assert not tiers._is_time(tier, launches // 2)
+    for _ in range(3):
+        tier.ran(9.0)
+    assert tiers._is_time(tier, launches // 2)
 
 
 def test_what_cannot_be_compiled_together_goes_on_alone(

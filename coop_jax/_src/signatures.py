@@ -34,7 +34,6 @@ class Tier:
     Attributes:
       calls: so far.
       first_seconds: what the first one took, compiling included.
-      seconds: what those after it took together.
       settled: whether nothing is to be tried any more.
       segmented: the signature with segments, if they are better.
       together: calls in segments so far.
@@ -43,7 +42,6 @@ class Tier:
 
     calls: int = 0
     first_seconds: float = 0.0
-    seconds: float = 0.0
     settled: bool = False
     segmented: Signature | None = None
     together: int = 0
@@ -62,7 +60,6 @@ class Tier:
         elif self.calls == 1:
             self.first_seconds = seconds
         else:
-            self.seconds += seconds
             self.least_alone = min(self.least_alone, seconds)
 
     def give_up(self) -> None:

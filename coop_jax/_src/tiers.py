@@ -1,9 +1,10 @@
 """Which form of a program a call runs: each operation by itself at first, in segments later.
 
 Segments (see `segments`) take XLA about as long to compile as the whole function under `jax.jit`,
-so they come once they pay: after calls that together took as long as the first one, which compiled
-the operations. Whoever runs a few steps waits no longer than before; whoever runs many waits at
-most twice. The bits are the same, so nobody sees the change but in the time that a call takes.
+so they come once they may have paid: when launching operations took about as long as the first
+call, which compiled them. Whoever runs a few steps waits no longer than before; whoever runs many never
+loses more than launching has cost so far. The bits are the same, so nobody sees the change but in
+the time that a call takes.
 
 How much runs together depends on the budget: forms with segments of several sizes are planned, and
 the one that is expected to be fastest is compiled; if calls turn out to take longer with it, it is
@@ -50,7 +51,8 @@ def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Sig
     tier = signature.tier
     if (tier.settled and tier.segmented is None) or not _may_be_segmented(runtime):
         return signature
-    if not tier.settled and _is_time(tier):
+    assert signature.program is not None
+    if not tier.settled and _is_time(tier, len(signature.program.operations)):
         tier.settled = True
         try:
             tier.segmented = _segmented(runtime, signature, residency)
@@ -59,11 +61,12 @@ def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Sig
     return tier.segmented or signature
 
 
-def _is_time(tier: Tier) -> bool:
+def _is_time(tier: Tier, launches: int) -> bool:
     wanted = switches.setting("COOP_JAX_SEGMENTS")
     if wanted is not None:
         return wanted and tier.calls > 0
-    return tier.calls >= _FIRST_CALLS and tier.seconds >= tier.first_seconds
+    launching = tier.calls * launches * _LAUNCH_SECONDS
+    return tier.calls >= _FIRST_CALLS and launching >= tier.first_seconds
 
 
 def _may_be_segmented(runtime: Runtime) -> bool:

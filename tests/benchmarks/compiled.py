@@ -10,7 +10,7 @@ around each layer, and around each of √n segments, where the network has them;
 50% and 30% of what the jitted step needs, and at what the one with checkpoints needs.
 
 A `run` is timed as a long training sees it: its operations run in segments from the second call on,
-which otherwise waits until calls took as long as compiling did (COOP_JAX_SEGMENTS is set to 1 here,
+which otherwise waits until launching took as long as compiling (COOP_JAX_SEGMENTS is set to 1 here,
 unless it is set; 0 shows single operations).
 
 Run: python -m tests.benchmarks.compiled [--programs=gpt,unet] [--repeats=9] [--warmups=4]
