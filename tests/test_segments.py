@@ -220,6 +220,16 @@ def test_whoever_wants_to_see_each_operation_does(kwargs: dict[str, bool], at_on
     assert signature_of(step).tier.segmented is None
 
 
+def test_whoever_looks_for_nans_is_told_the_operation(at_once: None) -> None:
+    step = coop_jax.run(lambda x: jnp.log(jnp.tanh(x @ x) @ x), fusion=True)
+    with jax.debug_nans(True):
+        for _ in range(3):
+            step(jnp.ones((64, 64)))
+        with pytest.raises(FloatingPointError, match="log"):
+            step(-jnp.ones((64, 64)))
+    assert signature_of(step).tier.segmented is None
+
+
 def test_a_form_that_does_not_fit_any_more_is_given_up(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,6 +168,8 @@ class BudgetedFunction(Generic[P, R]):
     def simulate(self, *args: P.args, **kwargs: P.kwargs) -> Simulation:
         """Says what a first call with these arguments does, without doing it.
 
+        Later calls may launch several operations as one (see README), which recompute otherwise.
+
         Decisions are those of the call if its workspace is known: after a first call, or where the
         runtime was given one. Arguments may be `jax.ShapeDtypeStruct`s.
 

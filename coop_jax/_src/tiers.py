@@ -21,6 +21,7 @@ import dataclasses
 import math
 
 from coop_jax._src import placement, planning, policies, segments, switches
+from coop_jax._src.compat import arrays
 from coop_jax._src.placement import Placement
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
@@ -77,6 +78,7 @@ def _may_be_segmented(runtime: Runtime) -> bool:
         and not runtime.policy.evict_always
         and runtime._counters.recorder is None
         and runtime.verifier() is None
+        and not arrays.looks_for_nans()
     )
 
 
