@@ -15,6 +15,8 @@ recomputed value with its first value.
 Operations are not fused where a test does not say so, since small programs then have several to
 evict. With `--fusion` they are, and what cannot hold then is marked `unless_fused(reason)`; see
 also `unless_fused`. All three set environment variables, so subprocesses follow.
+
+Operations run in segments only where a test says so: when they come of themselves depends on time.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="coop-jax-tests-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("COOP_JAX_SEGMENTS", "0")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
