@@ -2,9 +2,9 @@
 
 Segments (see `segments`) take XLA about as long to compile as the whole function under `jax.jit`,
 so they come once they may have paid: when launching operations took about as long as the first
-call, which compiled them. Whoever runs a few steps waits no longer than before; whoever runs many
-never loses more than launching has cost so far. The bits are the same, so nobody sees the change
-but in the time that a call takes.
+call, which compiled them. Whoever runs a few steps waits no longer than before; whoever stops right
+after the change has lost about as much again as launching had cost. The bits are the same, so
+nobody sees the change but in the time that a call takes.
 
 How much runs together depends on the budget: forms with segments of several sizes are planned, and
 the one that is expected to be fastest is compiled; if calls turn out to take longer with it, it is
