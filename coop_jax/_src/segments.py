@@ -209,8 +209,8 @@ class _Segmenter:
         number_of = {values[v].storage: k for k, v in enumerate(operands)}
         over: dict[int, int] = {}  # storage -> the operand whose memory it takes over
         members: list[Member] = []
+        first_result = len(operands)
         for op in ops:
-            first_result = len(operands) + sum(len(m.kernel.out_avals) for m in members)
             members.append(
                 Member(op.kernel, tuple(self._source(v, number_of) for v in op.operands))
             )
@@ -223,6 +223,7 @@ class _Segmenter:
                         if self._is_whole(replaced) and values[replaced].storage not in inside:
                             operands[first] = replaced  # in the shape of what is written there
                 number_of[values[v].storage] = first_result + k
+            first_result += len(op.results)
         last = self._open[-1]
         results = [
             v for op in ops for v in op.results if self._last_use.get(values[v].storage, -1) > last
