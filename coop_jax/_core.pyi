@@ -321,11 +321,12 @@ class Replay:
         gone: Sequence[int],
         recompute: bool,
         consumes_input: bool,
+        reclaimed: Sequence[int],
     ) -> None:
         """Append a call; ``results`` are (value, cell), -1 for none, in the order of the call.
 
         ``slots`` are cells, ``overwritten`` offsets of the results after those, ``gone`` the values
-        that were there.
+        that were there, ``reclaimed`` the offsets where slots of the user count no more.
         """
 
     def add_view(self, value: int, cell: int) -> None: ...
@@ -355,6 +356,53 @@ class Replay:
     recompute_seconds: float
     consumed: bool
     """Whether a donated array of the user is gone since ``run`` began at 0."""
+
+class ArgumentReader:
+    """Asks the arrays of a call what it has to know of them, in one pass.
+
+    Accessors are functions of one array; ``lies_here`` is one of what ``placement`` returns. What
+    is not exactly of ``type`` is left to the caller, by its position.
+    """
+
+    def __init__(
+        self,
+        type: type[Any],
+        aval: Callable[[Any], Any],
+        is_deleted: Callable[[Any], bool],
+        is_committed: Callable[[Any], bool],
+        is_ready: Callable[[Any], bool],
+        address: Callable[[Any], int],
+        placement: Callable[[Any], Any],
+        lies_here: Callable[[Any], bool],
+        host_view: Callable[[Any], Any],
+    ) -> None: ...
+    def unlike(
+        self, values: list[Any], avals: list[Any], committed: bool | None = None
+    ) -> list[int]:
+        """Return where there is no array, a deleted one, or one of another abstract value.
+
+        With ``committed`` also where that differs.
+        """
+
+    def read(self, values: list[Any], plain: bytes) -> tuple[list[int | None], bool, list[int]]:
+        """Return addresses, whether any array is committed, positions left to the caller.
+
+        Only values where ``plain`` is not 0 are looked at.
+        """
+
+    def lie(
+        self,
+        pool: Pool,
+        arrays: list[Any],
+        places: list[int | None],
+        given: bytes,
+        drop_host_view: Callable[[Any], bool],
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...], tuple[tuple[int, int], ...]]:
+        """Return where, offsets, donated and others of a ``Residency``.
+
+        ``given`` is not 0 for what the caller gives away. ``drop_host_view`` is asked of an array
+        that shares its memory with the host whether it does not any more.
+        """
 
 class Prepared:
     """What a primitive on operands of given shapes is: an operand, a view of it, an operation.

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cc/ffi/copy.h"
+#include "cc/python/argument_reader.h"
 #include "cc/python/engine_bindings.h"
 #include "cc/python/pool_bindings.h"
 #include "cc/python/replay.h"
@@ -42,6 +43,7 @@ NB_MODULE(_core, module) {
   coop::python::BindEngine(module);
   coop::python::BindSession(module);
   coop::python::BindReplay(module);
+  coop::python::BindArgumentReader(module);
   module.def("ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
              "Capsules of the XLA custom call 'coop_copy' or 'coop_store', by platform name.");
 }

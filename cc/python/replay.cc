@@ -183,9 +183,7 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   (launch.recompute ? recompute_seconds : compute_seconds) += seconds.count();
   for (const int32_t value : launch.gone) SetItem(values, value, nb::none());
-  if (launch.consumes_input) {
-    for (const int64_t offset : launch.overwritten) memory.Reclaim(offset);
-  }
+  for (const int64_t offset : launch.reclaimed) memory.Reclaim(offset);
   const Sequence made(results);
   if (made.size() != launch.results.size()) throw std::logic_error("a result is missing");
   for (size_t i = 0; i < made.size(); ++i) {
@@ -208,18 +206,20 @@ void BindReplay(nb::module_& module) {
           [](Replay& self, nb::object call, std::vector<int32_t> slots,
              std::vector<int32_t> operands, std::vector<std::pair<int32_t, int32_t>> results,
              std::vector<int64_t> overwritten, std::vector<int32_t> gone, bool recompute,
-             bool consumes_input) {
+             bool consumes_input, std::vector<int64_t> reclaimed) {
             self.AddLaunch({.call = std::move(call),
                             .slots = std::move(slots),
                             .operands = std::move(operands),
                             .results = std::move(results),
                             .overwritten = std::move(overwritten),
+                            .reclaimed = std::move(reclaimed),
                             .gone = std::move(gone),
                             .recompute = recompute,
                             .consumes_input = consumes_input});
           },
           nb::arg("call"), nb::arg("slots"), nb::arg("operands"), nb::arg("results"),
-          nb::arg("overwritten"), nb::arg("gone"), nb::arg("recompute"), nb::arg("consumes_input"))
+          nb::arg("overwritten"), nb::arg("gone"), nb::arg("recompute"), nb::arg("consumes_input"),
+          nb::arg("reclaimed"))
       .def("add_view", &Replay::AddView, nb::arg("value"), nb::arg("cell"))
       .def("add_forget", &Replay::AddForget, nb::arg("values"))
       .def("add_other", &Replay::AddOther)

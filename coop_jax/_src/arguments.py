@@ -19,14 +19,11 @@ def flatten_arguments(
     kwargs: dict[str, Any],
     donate: tuple[int, ...],
     static: tuple[int, ...],
-    *,
-    tracers: bool = False,
-) -> tuple[Hashable, list[Any], Any, tuple[bool, ...]]:
-    """Static arguments by position, leaves of the others, their tree, which leaves are donated.
+) -> tuple[Hashable, list[Any], Any]:
+    """Static arguments by position, leaves of the others, their tree.
 
     Raises:
       ValueError: an argument that is donated or static is not there.
-      RuntimeError: a leaf was deleted, or is a tracer where there can be none.
     """
     for position in (*donate, *static):
         if position >= len(args):
@@ -35,17 +32,26 @@ def flatten_arguments(
                 f" {len(args)} positional arguments"
             )
     fixed = tuple((p, args[p]) for p in static)
-    dynamic = [() if p in static else a for p, a in enumerate(args)]
-    leaves: list[Any] = []
+    dynamic = [() if p in static else a for p, a in enumerate(args)] if static else list(args)
+    leaves, tree = jax.tree_util.tree_flatten((dynamic, kwargs))
+    return fixed, leaves, tree
+
+
+def donated_leaves(tree: Any, donate: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which leaves of a tree from `flatten_arguments` are donated."""
+    positional, _ = tree.children()
     donated: list[bool] = []
-    for position, argument in enumerate(dynamic):
-        found = jax.tree_util.tree_leaves(argument)
-        leaves += found
-        donated += [position in donate] * len(found)
-    named = jax.tree_util.tree_leaves(kwargs)
-    leaves += named
-    donated += [False] * len(named)
-    tree = jax.tree_util.tree_structure((dynamic, kwargs))
+    for position, argument in enumerate(positional.children()):
+        donated += [position in donate] * argument.num_leaves
+    return (*donated, *[False] * (tree.num_leaves - len(donated)))
+
+
+def check_leaves(leaves: Sequence[Any], *, tracers: bool = False) -> None:
+    """Refuses arrays that are gone, and tracers where there can be none.
+
+    Raises:
+      RuntimeError: there is one.
+    """
     for leaf in leaves:
         if isinstance(leaf, jaxprs.Tracer):
             if tracers:
@@ -59,7 +65,6 @@ def flatten_arguments(
                 f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
                 " call, or delete() was called on it"
             )
-    return fixed, leaves, tree, tuple(donated)
 
 
 def flat_function(

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax._src import primitives
+from coop_jax._src.arguments import check_leaves, flat_function, flatten_arguments
 from coop_jax._src.compat import jaxprs, refs
 from coop_jax._src.compat import transforms as compat
 from coop_jax._src.errors import BudgetExceededError
-from coop_jax._src.signatures import flat_function, flatten_arguments, leaf_key
+from coop_jax._src.passing import leaf_key
 from coop_jax._src.transforms import STAGED, BudgetedCall, Fits, Flat
 
 if TYPE_CHECKING:
@@ -80,9 +81,8 @@ def call_run(
         return owner._fn(*args, **kwargs)
     if where is compat.Place.STAGED:
         raise RuntimeError(STAGED.format(what="a coop_jax.run function"))
-    static, leaves, tree, _ = flatten_arguments(
-        args, kwargs, owner._donate, owner._static, tracers=True
-    )
+    static, leaves, tree = flatten_arguments(args, kwargs, owner._donate, owner._static)
+    check_leaves(leaves, tracers=True)
     _refuse_references(leaves)
     key = (tree, static, tuple(map(leaf_key, leaves)), compat.mapped_axes())
     known = owner._calls.get(key)

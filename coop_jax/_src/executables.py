@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax._src import costs
-from coop_jax._src.compat import arrays, ffi, hlo
+from coop_jax._src.compat import arrays, calls, ffi, hlo
 
 if TYPE_CHECKING:
     from coop_jax._src.kernels import Kernel
@@ -34,7 +34,8 @@ class Executable:
     """One compiled way to run a kernel on one device; ready once `compile` was called.
 
     Attributes:
-      call: `call(*slots, *operands)` returns outputs in the order of `order`.
+      call: `call(*slots, *operands)` returns outputs in the order of `order`, uncommitted, whether
+        the arguments are committed or not.
       donates: whether slots and overwritten operands are given to XLA. If not, outputs for slots
         are copied there, and what should overwrite an operand is returned elsewhere.
       order: result numbers in the order in which `call` returns them.
@@ -85,24 +86,26 @@ class Executable:
             return [arrays.as_stored(results[k]) for k in order]
 
         donated = (*range(slots), *(slots + operand for operand, _ in in_place)) if donates else ()
-        sharding = jax.sharding.SingleDeviceSharding(device)
-        jitted = jax.jit(run, donate_argnums=donated, keep_unused=True, in_shardings=sharding)
+        jitted = jax.jit(run, donate_argnums=donated, keep_unused=True)
         specs = [
             spec_of(arrays.stored_aval(aval))
             for aval in (*(kernel.out_avals[k] for k in slot_results[:slots]), *kernel.in_avals)
         ]
         self._failed_at = f"the operation '{kernel.label}' for {device}"
         self._placed_bytes = sum(costs.nbytes(kernel.out_avals[k]) for k in order[:told_where])
-        with warnings.catch_warnings(), arrays.keeping_donation():
+        with (
+            warnings.catch_warnings(),
+            arrays.keeping_donation(),
+            # Where no sharding is named, results are uncommitted, as most arrays of users are.
+            jax.default_device(device),
+        ):
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             try:
                 self._lowered: Any = jitted.lower(*specs)
             except Exception as error:  # no rule for this device...
                 error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
                 raise
-        self.call: Callable[..., Sequence[jax.Array]] = (
-            jitted if donates else _storing(jitted, len(slot_results))
-        )
+        self.call: Callable[..., Sequence[jax.Array]] = _not_compiled
         self._compiled: Any = None
         self._structure: str | None = None
         self.workspace_bytes = 0
@@ -119,6 +122,8 @@ class Executable:
             error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
             raise
         self._lowered = None
+        call = calls.dispatcher(self._compiled)
+        self.call = call if self.donates else _storing(call, len(self.slot_results))
         placed = self._placed_bytes
         aliased = int(getattr(memory, "alias_size_in_bytes", placed)) if self.donates else 0
         self.workspace_bytes = int(getattr(memory, "temp_size_in_bytes", 0)) + max(
@@ -137,15 +142,19 @@ class Executable:
         return self._structure
 
 
+def _not_compiled(*arguments: Any) -> Sequence[jax.Array]:
+    raise RuntimeError("invariant: an executable is compiled before it is called")
+
+
 def _storing(
-    jitted: Callable[..., Sequence[jax.Array]], slots: int
+    compiled: Callable[..., Sequence[jax.Array]], slots: int
 ) -> Callable[..., list[jax.Array]]:
     """`call` of an executable that donates nothing, over a function of the operands."""
 
     def call(*arguments: Any) -> list[jax.Array]:
         results: list[jax.Array] = []
         try:
-            results += jitted(*arguments[slots:])
+            results += compiled(*arguments[slots:])
             stored = [ffi.store(*pair) for pair in zip(arguments[:slots], results, strict=False)]
             return stored + results[slots:]
         finally:  # a traceback that somebody keeps must not keep arrays

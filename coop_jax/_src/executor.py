@@ -112,11 +112,7 @@ def execute(
             if replay is not None and consumed:
                 replay.consumed = True
             number += 1
-        given = {id(x) for x in inputs}
-        return [
-            env[v] if spec is None or id(env[v]) in given else memory.lend(offset, spec)
-            for v, offset, spec in compiled.outputs
-        ]
+        return _outputs(compiled, env, inputs, memory)
     except BaseException as error:
         if consumed or (replay is not None and replay.consumed):
             error.add_note(
@@ -130,6 +126,24 @@ def execute(
             counters.compute_seconds += replay.compute_seconds
             counters.recompute_seconds += replay.recompute_seconds
             replay.compute_seconds = replay.recompute_seconds = 0.0
+
+
+def _outputs(
+    compiled: CompiledPlan, env: Sequence[Any], inputs: Sequence[jax.Array], memory: PoolMemory
+) -> list[jax.Array]:
+    given = {id(x) for x in inputs}
+    kept = set(compiled.kept)
+    outputs = []
+    for value, offset, spec in compiled.outputs:
+        array = env[value]
+        if spec is not None and id(array) not in given:
+            # What XLA put elsewhere was copied there, and holds nothing.
+            if value in kept and memory.pool.live_count(offset) > 0:
+                kept.remove(value)
+            else:
+                array = memory.lend(offset, spec)
+        outputs.append(array)
+    return outputs
 
 
 def _replay(compiled: CompiledPlan, memory: PoolMemory, counters: Counters) -> _core.Replay | None:
@@ -169,9 +183,8 @@ def _run(
         _verify(verifier, run, results)
     for value in run.forget:
         env[value] = None
-    if run.consumes_input:
-        for _, offset in run.overwritten:
-            memory.pool.reclaim(offset)
+    for offset in run.reclaimed:
+        memory.pool.reclaim(offset)
     for value, result in zip(run.results, results, strict=True):
         if value >= 0:
             env[value] = result

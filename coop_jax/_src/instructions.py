@@ -42,6 +42,7 @@ class Run:
       forget: values that are gone afterwards.
       recompute: whether the operation has run before.
       consumes_input: whether a donated input is overwritten.
+      reclaimed: offsets of those that are overwritten, but for what `CompiledPlan.kept` names.
     """
 
     executable: Executable
@@ -53,6 +54,7 @@ class Run:
     forget: tuple[int, ...]
     recompute: bool
     consumes_input: bool
+    reclaimed: tuple[int, ...]
     operation: Operation
 
 
@@ -85,6 +87,8 @@ class CompiledPlan:
       workspace_bytes: most temporary memory of one operation.
       outside_bytes: reserved for values outside the pool.
       outputs: (value, offset, spec) of each result; offset -1 for those outside the pool.
+      kept: values over the memory of a donated input that are results, each once: whoever holds the
+        array holds the memory, as the input's holder did, so nothing needs to be lent.
       replay: the instructions in C++, once the executor has made it.
     """
 
@@ -95,6 +99,7 @@ class CompiledPlan:
     workspace_bytes: int
     outside_bytes: int
     outputs: tuple[tuple[int, int, _core.SlotSpec | None], ...]
+    kept: frozenset[int]
     replay: _core.Replay | None = None
 
 
@@ -146,6 +151,7 @@ def compile_plan(
         workspace_bytes=max([workspace_bytes, *translator.workspaces]),
         outside_bytes=outside_bytes,
         outputs=tuple(map(translator.place_of, program.outputs)),
+        kept=frozenset(translator.kept),
     )
 
 
@@ -183,6 +189,7 @@ class _Translator:
         self.adopt = tuple(adopt)
         self.present.update(v for v, _ in program.constants)
         self.out: list[Run | View | Forget] = []
+        self.kept: dict[int, tuple[int, int]] = {}  # value -> (number of its launch, offset)
 
     def translate(self) -> list[Run | View | Forget]:
         for action in self.actions:
@@ -192,6 +199,16 @@ class _Translator:
                 self._forget(action[1])
         for value in self.outputs:
             self._need(value)
+        self.kept = {
+            value: at
+            for value, at in self.kept.items()
+            if value in self.outputs and self.place_of(value)[1] == at[1]
+        }
+        for number, offset in self.kept.values():
+            run = self.out[number]
+            assert type(run) is Run
+            left = tuple(o for o in run.reclaimed if o != offset)
+            self.out[number] = dataclasses.replace(run, reclaimed=left)
         return self.out
 
     def _values_of(self, storage: int) -> list[int]:
@@ -202,6 +219,8 @@ class _Translator:
         self.present.difference_update(gone)
         self.offset_of.pop(storage, None)
         consumes = storage in self.donated_storages
+        for value in gone:
+            self.kept.pop(value, None)
         if gone:
             self.out.append(Forget(tuple(gone), consumes))
 
@@ -232,7 +251,7 @@ class _Translator:
         for k in executable.slot_results:
             slots.append((placements[k][1], self.memory.spec(op.kernel.out_avals[k])))
         overwritten, copied, forget = [], [], []
-        consumes = False
+        consumed = []  # offsets of donated inputs that are overwritten
         for (_, offset, in_place), mode in zip(placements, modes, strict=True):
             if mode >= 0 > in_place:
                 overwritten.append((mode, offset))
@@ -245,7 +264,10 @@ class _Translator:
                 self.present.difference_update(gone)
                 self.offset_of.pop(storage, None)
                 forget += gone
-                consumes = consumes or storage in self.donated_storages
+                if storage in self.donated_storages:
+                    consumed.append(offset)
+                for value in gone:
+                    self.kept.pop(value, None)
         results = []
         for k in executable.order:
             storage, offset, _ = placements[k]
@@ -255,6 +277,8 @@ class _Translator:
                 self.present.add(op.results[k])
                 if offset >= 0:
                     self.offset_of[storage] = offset
+                if offset in consumed:
+                    self.kept[op.results[k]] = len(self.out), offset
         self.out.append(
             Run(
                 executable,
@@ -265,7 +289,8 @@ class _Translator:
                 tuple(copied),
                 tuple(forget),
                 recompute,
-                consumes,
+                bool(consumed),
+                tuple(consumed),
                 op,
             )
         )

@@ -74,6 +74,7 @@ class _Builder:
             run.forget,
             run.recompute,
             run.consumes_input,
+            run.reclaimed,
         )
         for value in run.forget:
             self._cell_of.pop(value, None)

@@ -11,35 +11,42 @@ import collections
 import functools
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 
 from coop_jax._src import around, fusing, kernels, planning, policies, primitives
 from coop_jax._src import budget as budgets
-from coop_jax._src.arguments import flat_function, flatten_arguments, positions
+from coop_jax._src.arguments import (
+    check_leaves,
+    donated_leaves,
+    flat_function,
+    flatten_arguments,
+    positions,
+)
 from coop_jax._src.compat import arrays, jaxprs, transforms
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.online import run_online
+from coop_jax._src.passing import (
+    Inputs,
+    LeafKinds,
+    as_array,
+    as_results,
+    contents_of,
+    delete_donated,
+    input_kinds,
+    leaf_key,
+    prepare,
+    read_inputs,
+    residency_of,
+)
 from coop_jax._src.planned import plan_of
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.runtime import Runtime, current_runtime
-from coop_jax._src.signatures import (
-    Signature,
-    Tier,
-    as_array,
-    compile_all,
-    contents_of,
-    delete_donated,
-    engine_program_of,
-    leaf_key,
-    place_of,
-    residency_of,
-    separate,
-)
+from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
 from coop_jax._src.simulation import Simulation, Simulator
 from coop_jax._src.tiers import form_of
 from coop_jax._src.traced import TracedProgram, traced_program
@@ -105,6 +112,15 @@ def run(
     return BudgetedFunction(fn, checked, resolved, donated, static, device, runtime, fused)
 
 
+class _Last(NamedTuple):
+    """What the last call was: most often the next one is the same."""
+
+    tree: Any
+    static: Hashable
+    kinds: LeafKinds
+    signature: Signature
+
+
 class BudgetedFunction(Generic[P, R]):
     """A function under a budget; made by `run`. Calls are thread-safe, one at a time."""
 
@@ -129,6 +145,7 @@ class BudgetedFunction(Generic[P, R]):
         self._runtime = runtime
         self._fusion = fusion
         self._signatures: dict[Hashable, Signature] = {}
+        self._last: _Last | None = None
         self._calls: dict[Hashable, Any] = {}  # under transformations, see `around`
 
     @property
@@ -154,16 +171,30 @@ class BudgetedFunction(Generic[P, R]):
         """
         if not transforms.at_top():
             return around.call_run(self, args, kwargs)  # type: ignore[no-any-return]
-        static, leaves, tree, donated = flatten_arguments(args, kwargs, self._donate, self._static)
-        key = (tree, static, tuple(map(leaf_key, leaves)), donated)
-        signature = self._signatures.get(key)
-        if signature is None:
-            signature = self._trace(static, leaves, tree, donated)
-            self._signatures[key] = signature
+        signature, leaves = self._signature_of(args, kwargs)
         runtime = self._runtime or self._make_runtime(signature)
         with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
             outputs = self._run(runtime, signature, leaves, interrupts)
         return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
+
+    def _signature_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Signature, list[Any]]:
+        """The signature of a call, found or made, and its leaves."""
+        static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
+        last = self._last
+        if last and last.tree == tree and last.static == static and last.kinds.match(leaves):
+            return last.signature, leaves
+        check_leaves(leaves)
+        kinds = LeafKinds(leaves, self._placed_on())
+        key = (tree, static, kinds.keys)
+        signature = self._signatures.get(key)
+        if signature is None:
+            donated = donated_leaves(tree, self._donate)
+            signature = self._trace(static, leaves, tree, donated)
+            self._signatures[key] = signature
+        self._last = _Last(tree, static, kinds, signature)
+        return signature, leaves
 
     def simulate(self, *args: P.args, **kwargs: P.kwargs) -> Simulation:
         """Says what a first call with these arguments does, without doing it.
@@ -176,8 +207,9 @@ class BudgetedFunction(Generic[P, R]):
         Raises:
           ValueError: the order of operations depends on values.
         """
-        static, leaves, tree, donated = flatten_arguments(args, kwargs, self._donate, self._static)
-        signature = self._signatures.get((tree, static, tuple(map(leaf_key, leaves)), donated))
+        static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
+        check_leaves(leaves)
+        signature = self._signatures.get((tree, static, tuple(map(leaf_key, leaves))))
         if signature is not None and signature.program is not None:
             traced = TracedProgram(getattr(self, "__name__", "step"), signature.program)
         else:
@@ -192,11 +224,14 @@ class BudgetedFunction(Generic[P, R]):
         budget = self._budget if runtime is None else runtime.budget_bytes
         return Simulator(traced, policy, None, None, workspace).simulate(budget)
 
+    def _placed_on(self) -> jax.Device:
+        return self._runtime.device if self._runtime else self._device or jax.devices()[0]
+
     def _trace(
         self, static: Any, leaves: list[Any], tree: Any, donated: tuple[bool, ...]
     ) -> Signature:
         flat, out_tree = flat_function(self._fn, static, tree)
-        device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
+        device = self._placed_on()
         cache = kernels.cache_for(device)
         jaxpr, constants = jaxprs.trace(flat, leaves)
         primitives.check_program(jaxpr)
@@ -214,8 +249,9 @@ class BudgetedFunction(Generic[P, R]):
         return Signature(
             jaxpr=jaxpr,
             out_tree=out_tree(),
-            out_avals=tuple(v.aval for v in jaxpr.outvars),
+            out_avals=[v.aval for v in jaxpr.outvars],
             donated=donated,
+            kinds=input_kinds([v.aval for v in jaxpr.invars], program),
             program=program,
             constants=[as_array(c, device) for c in constants],
             engine_programs={},
@@ -223,13 +259,16 @@ class BudgetedFunction(Generic[P, R]):
             planned=0,
             workspace_bytes=-1,
             refs=refs,
+            has_refs=bool(refs) or any(map(compat_refs.is_ref, leaves)),
             tier=Tier(settled=not self._fusion),  # what is not fused stays one primitive at a time
         )
 
     def _runtime_for(self, leaves: Sequence[Any]) -> Runtime:
         """The runtime, made for a call with these leaves as its arguments."""
-        _, flat, tree, donated = flatten_arguments(tuple(leaves), {}, (), ())
-        return self._runtime or self._make_runtime(self._trace((), flat, tree, donated))
+        _, flat, tree = flatten_arguments(tuple(leaves), {}, (), ())
+        return self._runtime or self._make_runtime(
+            self._trace((), flat, tree, (False,) * len(flat))
+        )
 
     def _make_runtime(self, signature: Signature) -> Runtime:
         budget = self._budget
@@ -264,14 +303,13 @@ class BudgetedFunction(Generic[P, R]):
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
         given = [*leaves, *signature.refs]
-        refs = [x for x in given if compat_refs.is_ref(x)]
+        refs = [x for x in given if compat_refs.is_ref(x)] if signature.has_refs else []
         if refs:
             contents = iter(contents_of(refs))
             given = [next(contents) if compat_refs.is_ref(x) else x for x in given]
-        inputs = [as_array(x, runtime.device) for x in given]
-        committed = any(arrays.is_committed(x) for x in given)
+        inputs = read_inputs(given, signature.kinds, runtime.device)
         if signature.program is None:
-            values = run_online(runtime, signature, inputs, interrupts)
+            values = run_online(runtime, signature, inputs.arrays, interrupts)
         else:
             values = self._run_planned(runtime, signature, inputs, interrupts)
         if refs:
@@ -279,33 +317,20 @@ class BudgetedFunction(Generic[P, R]):
             values = values[: len(signature.out_avals)]
             for ref, value in zip(refs, last, strict=True):
                 compat_refs.set_contents(ref, arrays.committed(value))
-        return [
-            arrays.with_aval(
-                value,
-                weak_type=aval.weak_type,
-                committed=committed,
-                shape=aval.shape,
-                dtype=aval.dtype,
-            )
-            if isinstance(aval, jaxprs.ShapedArray)
-            else value
-            for value, aval in zip(values, signature.out_avals, strict=True)
-        ]
+        return as_results(values, signature.out_avals, inputs, runtime.device)
 
     def _run_planned(
         self,
         runtime: Runtime,
         signature: Signature,
-        inputs: list[jax.Array],
+        inputs: Inputs,
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
         assert signature.program is not None
         begin = time.perf_counter()
         memory = runtime.memory()
-        inputs = [arrays.stored(x) for x in inputs]
-        places = [place_of(x) for x in inputs]
-        inputs = separate(signature.program, inputs, places)
-        residency = residency_of(runtime, signature.program, inputs, places)
+        prepare(inputs, signature.kinds)
+        residency = residency_of(inputs, signature.kinds, memory)
         form = form_of(runtime, signature, residency)
         program = form.program
         assert program is not None
@@ -319,13 +344,14 @@ class BudgetedFunction(Generic[P, R]):
             return self._run_planned(runtime, signature, inputs, interrupts)
         counters = runtime._counters
         constants, verifier = signature.constants, runtime.verifier()
-        values = execute(plan, program, inputs, constants, memory, counters, interrupts, verifier)
+        given = inputs.arrays
+        values = execute(plan, program, given, constants, memory, counters, interrupts, verifier)
         runtime.count(
             plan.stats,
             peak_bytes=plan.stats["peak_in_use_bytes"] + plan.workspace_bytes,
             outside_bytes=plan.outside_bytes,
             workspace_bytes=plan.workspace_bytes,
         )
-        delete_donated(program, residency, inputs, values)
+        delete_donated(residency, given, values)
         signature.tier.ran(time.perf_counter() - begin)
         return values

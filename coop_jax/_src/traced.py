@@ -17,7 +17,13 @@ from typing import Any
 import jax
 
 from coop_jax._src import costs, fusing, kernels, primitives
-from coop_jax._src.arguments import flat_function, flatten_arguments, positions
+from coop_jax._src.arguments import (
+    check_leaves,
+    donated_leaves,
+    flat_function,
+    flatten_arguments,
+    positions,
+)
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
@@ -122,7 +128,9 @@ def traced_program(
     fusion: bool,
 ) -> TracedProgram:
     """As `trace_program`; `fusion` as for `run`."""
-    static, leaves, tree, donated = flatten_arguments(tuple(args), dict(kwargs), donate, fixed)
+    static, leaves, tree = flatten_arguments(tuple(args), dict(kwargs), donate, fixed)
+    check_leaves(leaves)
+    donated = donated_leaves(tree, donate)
     flat, _ = flat_function(fn, static, tree)
     jaxpr, constants = jaxprs.trace(flat, leaves)
     primitives.check_program(jaxpr)

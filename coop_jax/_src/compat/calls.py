@@ -1,4 +1,7 @@
-"""Calls that XLA keeps apart: what is called is compiled as if it were alone.
+"""Calls of compiled code: from Python, and from code to code.
+
+`dispatcher` is the way from Python that costs least. The rest are calls that XLA keeps apart: what
+is called is compiled as if it were alone.
 
 XLA's inliner leaves a call alone whose frontend attributes say so (`inlineable`), and works on each
 computation by itself: it fuses nothing across the call. Two things would still differ from a
@@ -25,6 +28,18 @@ from jax.experimental.scheduling_groups import xla_metadata_call
 from coop_jax._src.compat import jaxprs
 
 ATTRIBUTE = "coop_jax_member"
+
+
+def dispatcher(compiled: Any) -> Callable[..., Sequence[jax.Array]]:
+    """A function that calls what `lower().compile()` returned, without Python where that can be.
+
+    `compiled(...)` itself does the same behind one more Python call.
+    """
+    try:
+        found = compiled._executable.create_cpp_call(compiled._params)
+    except (AttributeError, TypeError):  # another version of JAX
+        found = None
+    return compiled if found is None else found  # type: ignore[no-any-return]
 
 
 def apart(

@@ -1,0 +1,76 @@
+// Arrays as arguments: what a call has to know of each of them, all in one pass.
+//
+// Purpose: a train step takes hundreds of arrays of parameters and optimizer state. Their shapes,
+//   where they lie and whether they may be overwritten, asked for in Python, take longer than some
+//   networks take for a tenth of their step.
+// Model: the caller says how arrays are asked (functions of one array each), so nothing here knows
+//   whose arrays they are. Whatever is not an array of that type in its everyday state is left to
+//   the caller, by its position.
+// Thread rule: under the interpreter lock. Complexity: O(arguments), Lie O(n log n) and the pool's
+//   live blocks.
+// Source: paper section 4 (the executor in the host framework).
+
+#ifndef COOP_PYTHON_ARGUMENT_READER_H_
+#define COOP_PYTHON_ARGUMENT_READER_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace coop::python {
+
+class ArgumentReader {
+ public:
+  // Functions of one array, but the last but one.
+  struct Accessors {
+    nanobind::object aval;          // its abstract value: shape, dtype
+    nanobind::object is_deleted;    // a bool
+    nanobind::object is_committed;  // a bool
+    nanobind::object is_ready;      // a bool: nothing is still writing it
+    nanobind::object address;       // an int
+    nanobind::object placement;     // an object that says where it lies
+    nanobind::object lies_here;     // of a placement: whether it is the device of the call
+    nanobind::object host_view;     // None, or what shares its memory with the host
+  };
+
+  // `type`: arrays are exactly of this type.
+  ArgumentReader(nanobind::object type, Accessors accessors);
+
+  // Positions of what is no array, was deleted, or is not of the abstract value given for it; with
+  // `committed` also where that differs.
+  [[nodiscard]] std::vector<size_t> Unlike(nanobind::list values, nanobind::list avals,
+                                           std::optional<bool> committed);
+
+  // (addresses, whether any array is committed, positions left to the caller). Only values where
+  // `plain` is not 0 are looked at; the address of the others is None.
+  [[nodiscard]] nanobind::tuple Read(nanobind::list values, nanobind::bytes plain);
+
+  // Where arrays lie with regard to a pool, and which of them a call may dispose of, as
+  // (where, offsets, donated, others): see coop_jax/_src/passing.py. `places`: addresses or None;
+  // `given`: 1 for what the caller gives away; `drop_host_view`: of an array that has one, whether
+  // it could be dropped.
+  [[nodiscard]] nanobind::tuple Lie(nanobind::handle pool, nanobind::list arrays,
+                                    nanobind::list places, nanobind::bytes given,
+                                    nanobind::handle drop_host_view) const;
+
+ private:
+  [[nodiscard]] bool IsArray(nanobind::handle x) const;
+  [[nodiscard]] bool LiesHere(nanobind::handle placement);
+  [[nodiscard]] bool AreEqual(const nanobind::object& aval, nanobind::handle expected);
+
+  nanobind::object type_;
+  Accessors accessors_;
+  std::vector<nanobind::object> here_;  // placements that lie here: most arrays share a few
+  // Abstract values found to be equal: to compare two is slow, and they are the same at every step.
+  std::map<std::pair<PyObject*, PyObject*>, std::pair<nanobind::object, nanobind::object>> equal_;
+};
+
+void BindArgumentReader(nanobind::module_& module);
+
+}  // namespace coop::python
+
+#endif  // COOP_PYTHON_ARGUMENT_READER_H_

@@ -1,0 +1,225 @@
+"""Passing arrays to a call of `run` and back.
+
+Arguments become inputs of the program, arrays on the device; where they lie decides on the plan.
+What comes out becomes results, as weakly typed and as committed as `jax.jit` would make them.
+A train step has hundreds of them, and the same kind at every step. So C++ asks the arrays
+(`_core.ArgumentReader`), and Python sees those that are out of the ordinary: NumPy arrays, numbers,
+arrays of another device or still being made, typed random keys, references, what is empty.
+
+Thread rule: under the runtime's lock, but for what is about leaves. Cost: linear in the inputs.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+
+from coop_jax._src.arguments import check_leaves
+from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import refs as compat_refs
+from coop_jax._src.memory import PoolMemory
+from coop_jax._src.planning import Residency
+from coop_jax._src.program import Program
+
+
+def leaf_key(leaf: Any) -> Hashable:
+    """What of a leaf a program depends on: shape, dtype, weak type, whether it is a reference."""
+    aval = jaxprs.aval_of(leaf)
+    return aval.shape, aval.dtype, getattr(aval, "weak_type", False), compat_refs.is_ref(leaf)
+
+
+class LeafKinds:
+    """The kinds of leaves of a call, to tell another call of the same kinds at little cost."""
+
+    def __init__(self, leaves: Sequence[Any], device: jax.Device):
+        self.keys = tuple(map(leaf_key, leaves))
+        self._avals = [jaxprs.aval_of(x) for x in leaves]
+        self._reader = arrays.argument_reader(device)
+
+    def match(self, leaves: list[Any]) -> bool:
+        """Whether these leaves are of those kinds.
+
+        Raises:
+          RuntimeError: a leaf was deleted, or is a tracer.
+        """
+        if len(leaves) != len(self.keys):
+            return False
+        unlike = self._reader.unlike(leaves, self._avals)
+        check_leaves([leaves[n] for n in unlike])
+        return all(leaf_key(leaves[n]) == self.keys[n] for n in unlike)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputKinds:
+    """What is known of the inputs of a program before it is called, a byte for each of them.
+
+    Attributes:
+      plain: whether it is an ordinary array, of a strong type, and not empty.
+      disposable: whether it is donated and lies in the pool.
+      viewed: numbers of those that are disposable, and have views in the program.
+      keys: numbers of those that are typed random keys.
+    """
+
+    plain: bytes
+    disposable: bytes
+    viewed: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+def input_kinds(avals: Sequence[Any], program: Program | None) -> InputKinds:
+    """The kinds of inputs of these abstract values; `program` may be None if it is not known."""
+    plain = bytes(
+        isinstance(a, jaxprs.ShapedArray)
+        and not (arrays.is_keys(a.dtype) or a.weak_type or 0 in a.shape)
+        for a in avals
+    )
+    if program is None:
+        return InputKinds(plain, bytes(len(avals)), (), ())
+    storages = [program.storages[program.values[v].storage] for v in program.inputs]
+    disposable = [d and not s.outside for s, d in zip(storages, program.donated, strict=True)]
+    viewed = [n for n, s in enumerate(storages) if disposable[n] and len(s.values) > 1]
+    keys = [n for n, a in enumerate(avals) if arrays.is_keys(a.dtype)]
+    return InputKinds(plain, bytes(disposable), tuple(viewed), tuple(keys))
+
+
+@dataclasses.dataclass(slots=True)
+class Inputs:
+    """Arrays on the device of a call.
+
+    Attributes:
+      arrays: one for each input.
+      places: their addresses; None for what has no memory.
+      committed: whether one of the arguments was put on its device explicitly.
+    """
+
+    arrays: list[Any]
+    places: list[int | None]
+    committed: bool
+
+
+def read_inputs(given: Sequence[Any], kinds: InputKinds, device: jax.Device) -> Inputs:
+    """Arguments as arrays on the device, their contents there.
+
+    Raises:
+      ValueError: an array was put elsewhere, or lies on several devices.
+    """
+    found = list(given)
+    places, committed, others = arrays.argument_reader(device).read(found, kinds.plain)
+    for n in others:
+        committed = committed or arrays.is_committed(found[n])
+        found[n] = as_array(found[n], device)
+        places[n] = place_of(arrays.stored(found[n]))
+    return Inputs(found, places, committed)
+
+
+def as_array(value: Any, device: jax.Device) -> jax.Array:
+    """The value as an array of a strong type on the device, its contents there.
+
+    Raises:
+      ValueError: it was put elsewhere, or lies on several devices.
+    """
+    if not isinstance(value, jax.Array):
+        value = arrays.from_host(value, device)
+    value = arrays.on_device(value, device)
+    arrays.wait(value)
+    if getattr(value, "weak_type", False):
+        value = arrays.with_aval(
+            value, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def place_of(x: jax.Array) -> int | None:
+    """The address of an array's memory; None if it has none."""
+    if x.size == 0 or not hasattr(x, "unsafe_buffer_pointer"):
+        return None
+    return arrays.address_of(x)
+
+
+def contents_of(refs: Sequence[Any]) -> list[jax.Array]:
+    """What references hold.
+
+    Raises:
+      ValueError: one of them is there twice.
+    """
+    if len({id(r) for r in refs}) < len(refs):
+        raise ValueError(
+            "a mutable reference was passed twice, or passed and closed over: which of its versions"
+            " is meant would depend on the order of execution"
+        )
+    return [compat_refs.contents(r) for r in refs]
+
+
+def prepare(inputs: Inputs, kinds: InputKinds) -> None:
+    """Replaces what a plan cannot take as it is.
+
+    Typed random keys by their data; donated inputs that share memory outside the pool, and are
+    viewed, by copies: a view is of memory in the pool, what is shared cannot be moved there.
+    """
+    for number in kinds.keys:
+        inputs.arrays[number] = arrays.stored(inputs.arrays[number])
+    if not kinds.viewed:
+        return
+    count = collections.Counter(p for p in inputs.places if p is not None)
+    for number in kinds.viewed:
+        place = inputs.places[number]
+        if place is not None and count[place] > 1:
+            copy = inputs.arrays[number].copy()
+            arrays.wait(copy)
+            inputs.arrays[number], inputs.places[number] = copy, place_of(copy)
+
+
+def residency_of(inputs: Inputs, kinds: InputKinds, memory: PoolMemory) -> Residency:
+    """Where the inputs lie, and which of them this call may dispose of.
+
+    Memory that two inputs share (the same array twice, a view of one in the other), or that anybody
+    else may read (another array, a NumPy view), is only read, whatever was donated. Of inputs that
+    share a block of the pool the first stands for it; the others count as outside, which is safe.
+    """
+    reader = arrays.argument_reader(memory.device)
+    where, offsets, donated, others = reader.lie(
+        memory.pool, inputs.arrays, inputs.places, kinds.disposable, arrays.drop_numpy_view
+    )
+    return Residency(where, offsets, donated, others)
+
+
+def delete_donated(
+    residency: Residency, inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]
+) -> None:
+    """Donated arguments are gone after the call, whether their memory was used or not."""
+    returned = {id(x) for x in outputs}
+    for x, donated in zip(inputs, residency.donated, strict=True):
+        if donated and not x.is_deleted() and id(x) not in returned:
+            x.delete()
+
+
+def as_results(
+    values: Sequence[Any], avals: list[Any], inputs: Inputs, device: jax.Device
+) -> list[Any]:
+    """Outputs as the results of the function.
+
+    Args:
+      values: arrays for them; arguments that are returned as they are included.
+      avals: what they are for the caller: typed keys, weak types.
+      inputs: of the call.
+      device: of the call.
+    """
+    results = list(values)
+    wrapped = set(arrays.argument_reader(device).unlike(results, avals, inputs.committed))
+    given = {id(x) for x in inputs.arrays}  # who deletes a result must not delete an argument
+    wrapped.update(n for n, x in enumerate(results) if id(x) in given)
+    for n in wrapped:
+        aval = avals[n]
+        if isinstance(aval, jaxprs.ShapedArray):
+            results[n] = arrays.with_aval(
+                results[n],
+                weak_type=aval.weak_type,
+                committed=inputs.committed,
+                shape=aval.shape,
+                dtype=aval.dtype,
+            )
+    return results
