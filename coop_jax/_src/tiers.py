@@ -65,7 +65,7 @@ def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Sig
 def _is_time(tier: Tier, launches: int) -> bool:
     wanted = switches.setting("COOP_JAX_SEGMENTS")
     if wanted is not None:
-        return wanted and tier.calls > 0
+        return wanted and tier.calls > 1  # so that one of them says what a call takes
     launching = tier.calls * launches * _LAUNCH_SECONDS
     return tier.calls >= _FIRST_CALLS and launching >= tier.first_seconds
 
@@ -86,14 +86,13 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
     """The best form with segments, compiled; None if there is none that is better."""
     assert signature.program is not None
     known = signature.plans.get(residency)
-    now = (
-        _planned_seconds(runtime, signature.program, residency, signature.workspace_bytes)
-        if known is None
-        else _seconds(known.stats)
-    )
-    best = _WORTH_IT * now
+    workspace = signature.workspace_bytes
+    now = _stats(runtime, signature.program, residency, workspace) if known is None else known.stats
+    assert now is not None, "invariant: a program that ran has a plan"
+    scale = _scale(now, signature.tier.least_alone)
+    best = _WORTH_IT * _seconds(now, scale)
     for _ in range(_ATTEMPTS):
-        form = _expected_best(runtime, signature, residency, best)
+        form = _expected_best(runtime, signature, residency, best, scale)
         if form is None or form.program is None:
             return None
         compile_all(form, form.program, runtime)
@@ -106,14 +105,13 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
         for kernel in differing:
             kernel.stands_apart = True
         if not differing:
-            workspace = form.workspace_bytes
-            expected = _planned_seconds(runtime, form.program, residency, workspace)
-            return form if expected < best else None
+            stats = _stats(runtime, form.program, residency, form.workspace_bytes)
+            return form if stats is not None and _seconds(stats, scale) < best else None
     return None
 
 
 def _expected_best(
-    runtime: Runtime, signature: Signature, residency: Residency, best: float
+    runtime: Runtime, signature: Signature, residency: Residency, best: float, scale: float
 ) -> Signature | None:
     program = signature.program
     assert program is not None
@@ -124,8 +122,8 @@ def _expected_best(
         most = segments.temporary_bytes(form)
         if len(form.operations) not in seen:
             seen.add(len(form.operations))
-            seconds = _planned_seconds(runtime, form, residency, most)
-            if seconds < best:
+            stats = _stats(runtime, form, residency, most)
+            if stats is not None and (seconds := _seconds(stats, scale)) < best:
                 found, best = form, seconds
         limit = min(limit, most) / 2
     if found is None:
@@ -140,10 +138,10 @@ def _expected_best(
     )
 
 
-def _planned_seconds(
+def _stats(
     runtime: Runtime, program: Program, residency: Residency, workspace_bytes: int
-) -> float:
-    """What a call is expected to take; infinity where it does not fit."""
+) -> dict[str, float] | None:
+    """What a plan of the program counts, None where it does not fit."""
     # One plan tells enough, and what thrashes is not wanted.
     policy = policies.where_nothing_is_known(policies.without_search(runtime.policy))
     settings = dataclasses.replace(
@@ -157,9 +155,26 @@ def _planned_seconds(
         capacity_bytes=runtime.capacity_bytes(),
         workspace_bytes=max(workspace_bytes, runtime._workspace_bytes),
     )
-    return _seconds(plan.stats) if plan.feasible else math.inf
+    return plan.stats if plan.feasible else None
 
 
-def _seconds(stats: dict[str, float]) -> float:
-    launches = stats["operations"] + stats["recomputations"]
-    return stats["compute_seconds"] + stats["recompute_seconds"] + _LAUNCH_SECONDS * launches
+def _scale(stats: dict[str, float], measured: float) -> float:
+    """By how much operations are faster or slower here than their costs say.
+
+    Costs are estimates; launches are not, so what they are worth must not depend on those.
+    """
+    computing = measured - _LAUNCH_SECONDS * _launches(stats)
+    estimated = stats["compute_seconds"] + stats["recompute_seconds"]
+    if not (math.isfinite(measured) and computing > 0 and estimated > 0):
+        return 1.0
+    return computing / estimated
+
+
+def _seconds(stats: dict[str, float], scale: float) -> float:
+    """What a call is expected to take."""
+    computing = stats["compute_seconds"] + stats["recompute_seconds"]
+    return scale * computing + _LAUNCH_SECONDS * _launches(stats)
+
+
+def _launches(stats: dict[str, float]) -> float:
+    return stats["operations"] + stats["recomputations"]
