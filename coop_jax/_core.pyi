@@ -322,11 +322,13 @@ class Replay:
         recompute: bool,
         consumes_input: bool,
         reclaimed: Sequence[int],
+        emptied: Sequence[tuple[int, int]],
     ) -> None:
         """Append a call; ``results`` are (value, cell), -1 for none, in the order of the call.
 
         ``slots`` are cells, ``overwritten`` offsets of the results after those, ``gone`` the values
-        that were there, ``reclaimed`` the offsets where slots of the user count no more.
+        that were there, ``reclaimed`` the offsets where slots of the user count no more,
+        ``emptied`` (offset, bytes) whose pages are given back before the call.
         """
 
     def add_view(self, value: int, cell: int) -> None: ...

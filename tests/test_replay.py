@@ -20,6 +20,9 @@ from coop_jax._src import executor
 from coop_jax._src.compat import arrays
 from coop_jax._src.memory import PoolMemory
 
+# For `add_launch`: nothing is overwritten or goes, nothing is recomputed or consumed.
+NOTHING_ELSE: tuple[Any, ...] = ([], [], False, False, [], [])
+
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -148,7 +151,7 @@ class Machine:
         self.interrupts = Interrupts()
 
     def launch(self, call: Callable[..., Any], slots: Any, operands: Any, results: Any) -> None:
-        self.replay.add_launch(call, slots, operands, results, [], [], False, False, [])
+        self.replay.add_launch(call, slots, operands, results, *NOTHING_ELSE)
 
     def run(self, values: list[Any], begin: int = 0) -> int:
         return self.replay.run(values, begin, self.interrupts, lambda number, results: results)
@@ -221,7 +224,7 @@ def test_what_does_not_lie_over_an_argument_is_handed_over() -> None:
         seen.append((number, results[0]))
         return [right]
 
-    call = [(1, -1)], [256], [0], False, True, [256]
+    call = [(1, -1)], [256], [0], False, True, [256], []
     machine.replay.add_launch(lambda x: [elsewhere], [], [0], *call)
     machine.replay.make_ready(0)
     values: list[Any] = [1.0, None]
@@ -273,8 +276,10 @@ def test_an_error_leaves_values_as_they_were_and_the_replay_usable() -> None:
         lambda replay, spec: replay.add_view(0, 3),
         lambda replay, spec: replay.add_forget([(-1, -1)]),
         lambda replay, spec: replay.add_forget([(0, 7)]),
-        lambda replay, spec: replay.add_launch(print, [1], [], [(0, -1)], [], [], False, False, []),
-        lambda replay, spec: replay.add_launch(print, [0], [], [], [], [], False, False, []),
+        lambda replay, spec: replay.add_launch(
+            print, [1], [], [(0, -1)], [], [], False, False, [], []
+        ),
+        lambda replay, spec: replay.add_launch(print, [0], [], [], *NOTHING_ELSE),
         lambda replay, spec: replay.make_ready(0),
     ],
 )

@@ -148,6 +148,7 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
                        nb::handle misplaced) {
   const auto begin = std::chrono::steady_clock::now();
   PoolMemory& memory = MemoryOf(pool_);
+  for (const auto& [offset, bytes] : launch.emptied) memory.Discard(offset, bytes);
   std::vector<nb::object> arguments;
   std::vector<PyObject*> pointers;
   arguments.reserve(launch.slots.size() + launch.operands.size());
@@ -206,20 +207,22 @@ void BindReplay(nb::module_& module) {
           [](Replay& self, nb::object call, std::vector<int32_t> slots,
              std::vector<int32_t> operands, std::vector<std::pair<int32_t, int32_t>> results,
              std::vector<int64_t> overwritten, std::vector<int32_t> gone, bool recompute,
-             bool consumes_input, std::vector<int64_t> reclaimed) {
+             bool consumes_input, std::vector<int64_t> reclaimed,
+             std::vector<std::pair<int64_t, int64_t>> emptied) {
             self.AddLaunch({.call = std::move(call),
                             .slots = std::move(slots),
                             .operands = std::move(operands),
                             .results = std::move(results),
                             .overwritten = std::move(overwritten),
                             .reclaimed = std::move(reclaimed),
+                            .emptied = std::move(emptied),
                             .gone = std::move(gone),
                             .recompute = recompute,
                             .consumes_input = consumes_input});
           },
           nb::arg("call"), nb::arg("slots"), nb::arg("operands"), nb::arg("results"),
           nb::arg("overwritten"), nb::arg("gone"), nb::arg("recompute"), nb::arg("consumes_input"),
-          nb::arg("reclaimed"))
+          nb::arg("reclaimed"), nb::arg("emptied"))
       .def("add_view", &Replay::AddView, nb::arg("value"), nb::arg("cell"))
       .def("add_forget", &Replay::AddForget, nb::arg("values"))
       .def("add_other", &Replay::AddOther)

@@ -42,6 +42,7 @@ class Replay {
     std::vector<std::pair<int32_t, int32_t>> results;  // (value, kNone: scratch; cell, kNone: none)
     std::vector<int64_t> overwritten;                  // offsets, of the results after the slots
     std::vector<int64_t> reclaimed;                    // of those, what nobody holds any more
+    std::vector<std::pair<int64_t, int64_t>> emptied;  // (offset, bytes) for XLA's workspace
     std::vector<int32_t> gone;                         // values that it took the memory of
     bool recompute = false;
     bool consumes_input = false;

@@ -170,6 +170,8 @@ class Candidates:
         hints: Hints | None = None,
     ) -> _core.Plan:
         constants = len(self._program.constants)
+        # Own blocks of workspace are storages, too (see `core_program`), of which no hint speaks.
+        blocks = self._engine_program.storage_count - len(self._program.storages)
         most = 0 if policy.evict_always else 1024 + int(give_up * len(self._program.operations))
         return _core.make_plan(
             self._engine_program,
@@ -186,8 +188,8 @@ class Candidates:
             max_recomputations=most,
             max_tried_recomputations=_TRIES * most,
             max_recompute_seconds=most_seconds,
-            worth=hints.worth if hints else (),
-            sides=hints.sides if hints else (),
+            worth=[*hints.worth, *[1.0] * blocks] if hints and hints.worth else (),
+            sides=[*hints.sides, *[0] * blocks] if hints and hints.sides else (),
         )
 
 

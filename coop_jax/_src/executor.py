@@ -165,6 +165,8 @@ def _run(
     first = not run.executable.checked
     begin = time.perf_counter()
     operands = [env[v] for v in run.operands]
+    for offset, nbytes in run.emptied:
+        memory.pool.discard(offset, nbytes)
     if run.copied:
         _copy_overwritten(run, operands, memory)
     results = launch(

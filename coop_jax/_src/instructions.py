@@ -26,6 +26,7 @@ from coop_jax._src.kernels import KernelCache
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.placement import Placement
 from coop_jax._src.program import Operation, Program
+from coop_jax._src.workspaces import Provision
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Run:
       forget: values that are gone afterwards.
       recompute: whether the operation has run before.
       consumes_input: whether a donated input is overwritten.
+      emptied: (offset, bytes) of the pool whose pages are given back before, room for workspace.
       reclaimed: offsets of those that are overwritten, but for what `CompiledPlan.kept` names.
     """
 
@@ -54,6 +56,7 @@ class Run:
     forget: tuple[int, ...]
     recompute: bool
     consumes_input: bool
+    emptied: tuple[tuple[int, int], ...]
     reclaimed: tuple[int, ...]
     operation: Operation
 
@@ -85,6 +88,7 @@ class CompiledPlan:
       reserved: ranges of the pool that stand for memory used elsewhere.
       stats: what the engine counted while it planned.
       workspace_bytes: most temporary memory of one operation.
+      reserved_workspace_bytes: kept for it throughout; what needs more has a block of the pool.
       outside_bytes: reserved for values outside the pool.
       outputs: (value, offset, spec) of each result; offset -1 for those outside the pool.
       kept: values over the memory of a donated input that are results, each once: whoever holds the
@@ -97,6 +101,7 @@ class CompiledPlan:
     reserved: tuple[tuple[int, int], ...]
     stats: dict[str, Any]
     workspace_bytes: int
+    reserved_workspace_bytes: int
     outside_bytes: int
     outputs: tuple[tuple[int, int, _core.SlotSpec | None], ...]
     kept: frozenset[int]
@@ -106,7 +111,8 @@ class CompiledPlan:
 def modes_of(op: Operation, placements: Sequence[Any], device: jax.Device) -> tuple[int, ...]:
     """Output modes of an executable from where the engine puts its outputs."""
     modes = []
-    for (_, offset, in_place), possible in zip(placements, op.in_place, strict=True):
+    results = placements[: len(op.results)]  # own blocks of workspace may come after them
+    for (_, offset, in_place), possible in zip(results, op.in_place, strict=True):
         if in_place < 0 and possible >= 0 and copies_operands(op, device):
             in_place = possible
         modes.append(in_place if in_place >= 0 else kernels.OUTSIDE if offset < 0 else kernels.SLOT)
@@ -127,10 +133,14 @@ def compile_plan(
     memory: PoolMemory,
     cache: KernelCache,
     *,
-    workspace_bytes: int,
+    provision: Provision,
     outside_bytes: int,
-) -> CompiledPlan:
-    """Looks everything up; compiles what is not compiled yet."""
+) -> tuple[CompiledPlan, list[tuple[int, int]]]:
+    """Looks everything up; compiles what is not compiled yet.
+
+    Returns:
+      The plan, and (operation, bytes of workspace) of each launch.
+    """
     compile_together(
         (
             (op.kernel, modes_of(op, action[3], memory.device), op.source)
@@ -141,18 +151,20 @@ def compile_plan(
         memory.device,
         cache,
     )
-    translator = _Translator(plan, program, where, donated, memory, cache)
+    translator = _Translator(plan, program, where, donated, memory, cache, provision)
     instructions = translator.translate()
-    return CompiledPlan(
+    compiled = CompiledPlan(
         instructions=tuple(instructions),
         adopt=translator.adopt,
         reserved=tuple(plan.reserved),
         stats=plan.stats,
-        workspace_bytes=max([workspace_bytes, *translator.workspaces]),
+        workspace_bytes=max([provision.reserved_bytes, *(n for _, n in translator.workspaces)]),
+        reserved_workspace_bytes=provision.reserved_bytes,
         outside_bytes=outside_bytes,
         outputs=tuple(map(translator.place_of, program.outputs)),
         kept=frozenset(translator.kept),
     )
+    return compiled, translator.workspaces
 
 
 class _Translator:
@@ -164,11 +176,13 @@ class _Translator:
         donated: Sequence[bool],
         memory: PoolMemory,
         cache: KernelCache,
+        provision: Provision,
     ):
         self.program = program
+        self.provision = provision
         self.memory = memory
         self.cache = cache
-        self.workspaces: list[int] = []
+        self.workspaces: list[tuple[int, int]] = []
         self.offset_of: dict[int, int] = {}  # storage -> offset while it is in the pool
         self.present: set[int] = set()
         self.actions = plan.actions
@@ -195,7 +209,7 @@ class _Translator:
         for action in self.actions:
             if len(action) == 4:
                 self._run(action[1], action[2], action[3])
-            else:
+            elif action[1] < len(self.program.storages):  # else an own block of workspace
                 self._forget(action[1])
         for value in self.outputs:
             self._need(value)
@@ -242,11 +256,17 @@ class _Translator:
 
     def _run(self, index: int, recompute: bool, placements: Sequence[Any]) -> None:
         op = self.program.operations[index]
+        own = self.provision.blocks(index)
+        emptied = tuple(
+            (offset, nbytes)
+            for (_, offset, _), nbytes in zip(placements[len(op.results) :], own, strict=True)
+        )
+        placements = placements[: len(op.results)]
         for value in op.operands:
             self._need(value)
         modes = modes_of(op, placements, self.memory.device)
         executable = op.kernel.executable(modes, self.memory.device, self.cache)
-        self.workspaces.append(executable.workspace_bytes)
+        self.workspaces.append((index, executable.workspace_bytes))
         slots = []
         for k in executable.slot_results:
             slots.append((placements[k][1], self.memory.spec(op.kernel.out_avals[k])))
@@ -290,6 +310,7 @@ class _Translator:
                 tuple(forget),
                 recompute,
                 bool(consumed),
+                emptied,
                 tuple(consumed),
                 op,
             )

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from coop_jax import _core
-from coop_jax._src import planning, policies
+from coop_jax._src import policies
 from coop_jax._src.instructions import CompiledPlan, compile_plan
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
-from coop_jax._src.signatures import Signature, compile_all, engine_program_of, exceeded
+from coop_jax._src.signatures import Signature, compile_all, exceeded, planner_of
 
 # Plans are kept for so many different states of the pool for each signature.
 _KEPT = 16
@@ -57,42 +56,31 @@ def _make(
     *,
     fused: bool,
 ) -> CompiledPlan:
-    engine_program = engine_program_of(signature, program, residency.donated)
+    planner = planner_of(runtime, signature, program, residency)
     settings = runtime._settings
     if signature.planned >= _SEARCHED:
         settings = dataclasses.replace(settings, policy=policies.without_search(settings.policy))
-
-    def attempt(workspace: int, settings: planning.PlanSettings = settings) -> _core.Plan:
-        plan = planning.make_plan(
-            program,
-            engine_program,
-            residency,
-            settings,
-            capacity_bytes=runtime.capacity_bytes(),
-            workspace_bytes=workspace,
-        )
-        if not plan.feasible:
-            if settings != runtime._settings:
-                return attempt(workspace, runtime._settings)
-            raise exceeded(
-                runtime, program, engine_program, residency, plan, workspace, fused=fused
-            )
-        return plan
-
     # What is needed beside the values only compiling tells, also where no budget would do.
-    workspace = max(runtime._workspace_bytes, compile_all(signature, program, runtime))
+    needed = list(compile_all(signature, program, runtime))
     while True:
-        plan = attempt(workspace)
-        compiled = compile_plan(
+        plan, provision = planner.plan(settings, needed)
+        if not plan.feasible and settings != runtime._settings:
+            settings = runtime._settings
+            continue
+        if not plan.feasible:
+            smallest = planner.smallest_budget(runtime._settings, needed)
+            raise exceeded(runtime, program, plan, smallest, fused=fused)
+        compiled, used = compile_plan(
             plan,
             program,
             residency.where,
             residency.donated,
             runtime.memory(),
             runtime._cache,
-            workspace_bytes=workspace,
+            provision=provision,
             outside_bytes=plan.stats["peak_outside_bytes"],
         )
-        if compiled.workspace_bytes <= workspace:
+        if all(provision.suffices(number, nbytes) for number, nbytes in used):
             return compiled
-        workspace = compiled.workspace_bytes
+        for number, nbytes in used:
+            needed[number] = max(needed[number], nbytes)

@@ -6,14 +6,14 @@ engine and programs, not arrays or executables, so that simulation can share it.
 The budget is divided so that it can never be exceeded:
   budget = pool blocks + reservation,
   reservation = what is outside the pool at any one time (inputs, constants, small values)
-                + the largest workspace.
+                + the workspace of those operations that have no block of their own for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coop_jax import _core
 from coop_jax._src import policies
@@ -24,6 +24,7 @@ from coop_jax._src.candidates import Candidates
 from coop_jax._src.candidates import PlanSettings as PlanSettings
 from coop_jax._src.candidates import Residency as Residency
 from coop_jax._src.program import Program, Storage
+from coop_jax._src.workspaces import Provision, provisions, refill_seconds
 
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
 
@@ -68,25 +69,40 @@ def _rounded(storage: Storage) -> int:
 
 
 def core_program(
-    program: Program, donated: Sequence[bool], cost_seconds: Sequence[float] | None = None
+    program: Program,
+    donated: Sequence[bool],
+    cost_seconds: Sequence[float] | None = None,
+    provision: Provision | None = None,
 ) -> _core.Program:
-    """The engine's view of a program: sizes, costs (the kernels' if not given), uses."""
+    """The engine's view of a program: sizes, costs (the kernels' if not given), uses.
+
+    An operation with blocks of its own for workspace has more results, after its own: storages
+    behind the program's, that are released at once.
+    """
     in_begin, out_begin, release_begin = [0], [0], [0]
     ins: list[int] = []
     outs: list[int] = []
     in_place: list[int] = []
     releases: list[int] = []
-    for op, released in zip(program.operations, program.releases, strict=True):
+    own_blocks: list[int] = []
+    for number, (op, released) in enumerate(zip(program.operations, program.releases, strict=True)):
         ins += [program.values[v].storage for v in op.operands]
         outs += [program.values[v].storage for v in op.results]
         in_place += op.in_place
         releases += released
+        for nbytes in provision.blocks(number) if provision else ():
+            block = len(program.storages) + len(own_blocks)
+            own_blocks.append(nbytes)
+            outs.append(block)
+            in_place.append(-1)
+            releases.append(block)
         in_begin.append(len(ins))
         out_begin.append(len(outs))
         release_begin.append(len(releases))
     return _core.Program(
-        storage_bytes=[_rounded(s) if s.outside else s.nbytes for s in program.storages],
-        storage_outside=[s.outside for s in program.storages],
+        storage_bytes=[_rounded(s) if s.outside else s.nbytes for s in program.storages]
+        + own_blocks,
+        storage_outside=[s.outside for s in program.storages] + [False] * len(own_blocks),
         input_storages=[program.values[v].storage for v in program.inputs]
         + [program.values[v].storage for v, _ in program.constants],
         input_donated=[*donated, *[False] * len(program.constants)],
@@ -122,7 +138,8 @@ def make_plan(
       residency: where the inputs lie.
       settings: the policy and what costs are.
       capacity_bytes: the budget.
-      workspace_bytes: XLA's temporary memory of the operation that needs most.
+      workspace_bytes: XLA's temporary memory, of the operation that needs most of those that have
+        no block of their own.
     """
     outside = _outside_bytes(program, residency)
     while True:
@@ -134,6 +151,89 @@ def make_plan(
         if not plan.feasible or needed <= outside:
             return candidates.improved(plan, outside)
         outside = needed  # more than before, and never more than all of it
+
+
+class WorkspacePlanner:
+    """Plans a call whose operations need workspace, in the way that serves it best."""
+
+    def __init__(
+        self,
+        program: Program,
+        engine_program: Callable[[Provision], _core.Program],
+        residency: Residency,
+        capacity_bytes: int,
+        kept_bytes: int,
+    ):
+        """Sets what all its plans share.
+
+        Args:
+          program: what to plan.
+          engine_program: the engine's view of it, from `core_program`, for a provision.
+          residency: where the inputs lie.
+          capacity_bytes: the budget.
+          kept_bytes: workspace to reserve in any case.
+        """
+        self._program = program
+        self._engine_program = engine_program
+        self._residency = residency
+        self._capacity_bytes = capacity_bytes
+        self._kept_bytes = kept_bytes
+
+    def plan(self, settings: PlanSettings, needed: Sequence[int]) -> tuple[_core.Plan, Provision]:
+        """The best plan, feasible or not, and how it provides for workspace.
+
+        Args:
+          settings: the policy and what costs are.
+          needed: workspace of each operation.
+        """
+        ways = provisions(needed, self._kept_bytes, self._capacity_bytes)
+        if len(ways) == 1:
+            return self._make(settings, ways[0]), ways[0]
+        # Which way is better plain plans tell; a search is for that one alone.
+        plain = dataclasses.replace(settings, policy=policies.without_search(settings.policy))
+        best: tuple[tuple[bool, float], _core.Plan, Provision] | None = None
+        for way in ways:
+            plan = self._make(plain, way)
+            found = self._badness(plan, way), plan, way
+            if best is None or found[0] < best[0]:
+                best = found
+            if best[0] == (False, 0.0):
+                break
+        assert best is not None
+        _, plan, way = best
+        if plain.policy is not settings.policy and settings.alternatives:
+            plan = self._make(settings, way)
+        return plan, way
+
+    def smallest_budget(self, settings: PlanSettings, needed: Sequence[int]) -> int | None:
+        """The least budget, to 1%, that would do; None if none is found in some seconds."""
+        way = provisions(needed, self._kept_bytes, self._capacity_bytes)[:2][-1]
+        return smallest_budget(
+            self._program,
+            self._engine_program(way),
+            self._residency,
+            settings,
+            way.reserved_bytes,
+            self._capacity_bytes,
+        )
+
+    def _make(self, settings: PlanSettings, way: Provision) -> _core.Plan:
+        return make_plan(
+            self._program,
+            self._engine_program(way),
+            self._residency,
+            settings,
+            capacity_bytes=self._capacity_bytes,
+            workspace_bytes=way.reserved_bytes,
+        )
+
+    def _badness(self, plan: _core.Plan, way: Provision) -> tuple[bool, float]:
+        if not plan.feasible:
+            return True, -plan.failed_operation
+        seconds: float = plan.stats["recompute_seconds"]
+        if way.own_bytes:
+            seconds += refill_seconds(way, [a[1] for a in plan.actions if len(a) == 4])
+        return False, seconds
 
 
 def unbudgeted_peak(

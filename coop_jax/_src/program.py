@@ -186,8 +186,9 @@ def _choose_in_place(
 ) -> _InPlace:
     """Pairs results with operands that die there.
 
-    Where an operand descends from a donated input, it is preferred: so an updated parameter ends
-    up at the address of the old one.
+    Where an operand descends from a donated input, it is preferred, and before all from the one
+    that the result replaces: so an updated parameter ends up at the address of the old one. Where
+    they changed places, every step would find another pool, and be planned anew.
     """
     storage_of, avals = flattener.storages, flattener.avals
     last_use: dict[int, int] = {}
@@ -199,6 +200,13 @@ def _choose_in_place(
     chosen = _InPlace(
         {}, {storage_of[v]: k for k, (v, d) in enumerate(zip(inputs, donated, strict=True)) if d}
     )
+
+    replaced = _replaced_inputs(flattener, inputs, outputs, donated)
+
+    def is_own(op: RawOperation, result: int, number: int) -> bool:
+        """Whether a result replaces the donated input that an operand descends from."""
+        origin = chosen.origin.get(storage_of[op.operands[number]])
+        return origin is not None and origin == replaced.get(storage_of[op.results[result]])
 
     def dies(op: RawOperation, index: int, number: int) -> bool:
         """Whether nobody else reads an operand, so that a result may take its memory."""
@@ -219,13 +227,13 @@ def _choose_in_place(
 
     for index, op in enumerate(operations):
         candidates = [
-            (chosen.origin.get(storage_of[op.operands[n]], len(inputs)), n)
+            (not is_own(op, 0, n), chosen.origin.get(storage_of[op.operands[n]], len(inputs)), n)
             for n in op.kernel.in_place_operands
             if dies(op, index, n)
         ]
         taken = -1
         if candidates and flattener.can_lie_in_pool(avals[op.results[0]]):
-            taken = min(candidates)[1]
+            taken = min(candidates)[2]
             pair(op, index, 0, taken)
         if not op.kernel.is_group:
             continue
@@ -236,18 +244,39 @@ def _choose_in_place(
             if n != taken and storage_of[v] in chosen.origin and dies(op, index, n)
         ]
         free.sort(key=lambda n: chosen.origin[storage_of[op.operands[n]]])
-        for k, result in enumerate(op.results):
-            if (index, k) in chosen.pairs:
-                continue
-            wanted = avals[result]
-            for n in free if storage_of[result] in kept else ():
-                aval = avals[op.operands[n]]
-                if (aval.shape, aval.dtype) == (wanted.shape, wanted.dtype):
-                    if flattener.can_lie_in_pool(wanted):
-                        pair(op, index, k, n)
-                        free.remove(n)
-                    break
+        for own in (True, False):
+            for k, result in enumerate(op.results):
+                wanted = avals[result]
+                if (index, k) in chosen.pairs or storage_of[result] not in kept:
+                    continue
+                for n in free:
+                    aval = avals[op.operands[n]]
+                    if (aval.shape, aval.dtype) == (wanted.shape, wanted.dtype) and (
+                        not own or is_own(op, k, n)
+                    ):
+                        if flattener.can_lie_in_pool(wanted):
+                            pair(op, index, k, n)
+                            free.remove(n)
+                        break
     return chosen
+
+
+def _replaced_inputs(
+    flattener: Flattener, inputs: Sequence[int], outputs: Sequence[int], donated: Sequence[bool]
+) -> dict[int, int]:
+    """Storages of outputs -> the donated inputs they replace: of a kind, first by first."""
+    kinds: dict[Any, list[int]] = {}
+    for number in reversed(range(len(inputs))):
+        if donated[number]:
+            aval = flattener.avals[inputs[number]]
+            kinds.setdefault((aval.shape, aval.dtype), []).append(number)
+    replaced: dict[int, int] = {}
+    for value in outputs:
+        aval, storage = flattener.avals[value], flattener.storages[value]
+        free = kinds.get((aval.shape, aval.dtype))
+        if free and storage not in replaced:
+            replaced[storage] = free.pop()
+    return replaced
 
 
 def _completed_origins(

@@ -75,6 +75,7 @@ class _Builder:
             run.recompute,
             run.consumes_input,
             run.reclaimed,
+            run.emptied,
         )
         for value in run.forget:
             self._cell_of.pop(value, None)

@@ -216,13 +216,12 @@ class BudgetedFunction(Generic[P, R]):
             donate, fixed = self._donate, self._static
             traced = traced_program(self._fn, args, kwargs, donate, fixed, self._fusion)
         runtime = self._runtime
-        workspace = max(
-            0 if signature is None else signature.workspace_bytes,
-            0 if runtime is None else runtime._workspace_bytes,
-        )
+        workspace = 0 if runtime is None else runtime._workspace_bytes
+        needed = (signature and signature.workspaces) or ()
         policy = self._policy if runtime is None else runtime.policy
         budget = self._budget if runtime is None else runtime.budget_bytes
-        return Simulator(traced, policy, None, None, workspace).simulate(budget)
+        simulator = Simulator(traced, policy, None, None, workspace, needed=needed)
+        return simulator.simulate(budget)
 
     def _placed_on(self) -> jax.Device:
         return self._runtime.device if self._runtime else self._device or jax.devices()[0]
@@ -257,7 +256,7 @@ class BudgetedFunction(Generic[P, R]):
             engine_programs={},
             plans=collections.OrderedDict(),
             planned=0,
-            workspace_bytes=-1,
+            workspaces=None,
             refs=refs,
             has_refs=bool(refs) or any(map(compat_refs.is_ref, leaves)),
             tier=Tier(settled=not self._fusion),  # what is not fused stays one primitive at a time
@@ -289,7 +288,7 @@ class BudgetedFunction(Generic[P, R]):
                 program,
                 engine_program_of(signature, program, first.donated),
                 unlimited._settings,
-                compile_all(signature, program, unlimited),
+                max(compile_all(signature, program, unlimited), default=0),
             )
             budget = max(1, int(peak * budget))
         self._runtime = Runtime(budget, self._policy, self._device)
@@ -348,7 +347,7 @@ class BudgetedFunction(Generic[P, R]):
         values = execute(plan, program, given, constants, memory, counters, interrupts, verifier)
         runtime.count(
             plan.stats,
-            peak_bytes=plan.stats["peak_in_use_bytes"] + plan.workspace_bytes,
+            peak_bytes=plan.stats["peak_in_use_bytes"] + plan.reserved_workspace_bytes,
             outside_bytes=plan.outside_bytes,
             workspace_bytes=plan.workspace_bytes,
         )

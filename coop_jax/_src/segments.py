@@ -294,15 +294,12 @@ def _workspace(kernel: Kernel) -> int:
     return max((e.workspace_bytes for e in kernel.executables()), default=0)
 
 
-def temporary_bytes(program: Program) -> int:
-    """An estimate of the largest workspace of a segmented program before it is compiled."""
-    return max(
-        (
-            op.kernel.temporary_bytes if isinstance(op.kernel, Segment) else _workspace(op.kernel)
-            for op in program.operations
-        ),
-        default=0,
-    )
+def temporary_bytes(program: Program) -> list[int]:
+    """An estimate of each operation's workspace in a segmented program before it is compiled."""
+    return [
+        op.kernel.temporary_bytes if isinstance(op.kernel, Segment) else _workspace(op.kernel)
+        for op in program.operations
+    ]
 
 
 def differing(executables: Iterable[Executable]) -> list[Kernel]:

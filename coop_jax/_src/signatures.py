@@ -19,6 +19,7 @@ from coop_jax._src.passing import InputKinds
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
+from coop_jax._src.workspaces import Provision
 
 # Calls in segments: the first ones compile and plan; after so many it is known what they take.
 _UNTIL_SETTLED, _JUDGED_AFTER = 3, 10
@@ -75,28 +76,47 @@ class Signature:
     kinds: InputKinds
     program: Program | None  # None: it branches or loops on values, so its order is not known
     constants: list[jax.Array]
-    engine_programs: dict[tuple[bool, ...], _core.Program]
+    engine_programs: dict[tuple[tuple[bool, ...], Provision | None], _core.Program]
     plans: collections.OrderedDict[Hashable, CompiledPlan]
     planned: int  # how many were made, those that are not kept any more included
-    workspace_bytes: int
+    workspaces: list[int] | None  # of each operation in bytes, once they are compiled
     refs: list[Any]  # references that the function closes over: the last inputs
     has_refs: bool  # whether any input is a reference
     tier: Tier
 
 
 def engine_program_of(
-    signature: Signature, program: Program, donated: tuple[bool, ...]
+    signature: Signature,
+    program: Program,
+    donated: tuple[bool, ...],
+    provision: Provision | None = None,
 ) -> _core.Program:
-    found = signature.engine_programs.get(donated)
+    """The engine's view of the program, made on first use."""
+    if provision is not None and not provision.own_bytes:
+        provision = None
+    found = signature.engine_programs.get((donated, provision))
     if found is None:
-        found = planning.core_program(program, donated)
-        signature.engine_programs[donated] = found
+        found = planning.core_program(program, donated, provision=provision)
+        signature.engine_programs[donated, provision] = found
     return found
 
 
-def compile_all(signature: Signature, program: Program, runtime: Runtime) -> int:
-    """Compiles every operation as it runs first; returns the largest workspace in bytes."""
-    if signature.workspace_bytes < 0:
+def planner_of(
+    runtime: Runtime, signature: Signature, program: Program, residency: Residency
+) -> planning.WorkspacePlanner:
+    """What plans a call of the program in the runtime."""
+    return planning.WorkspacePlanner(
+        program,
+        lambda way: engine_program_of(signature, program, residency.donated, way),
+        residency,
+        runtime.capacity_bytes(),
+        runtime._workspace_bytes,
+    )
+
+
+def compile_all(signature: Signature, program: Program, runtime: Runtime) -> list[int]:
+    """Compiles every operation as it runs first; returns the workspace of each in bytes."""
+    if signature.workspaces is None:
         device, cache = runtime.device, runtime._cache
         in_place = runtime.policy.in_place
         wanted = [
@@ -115,23 +135,21 @@ def compile_all(signature: Signature, program: Program, runtime: Runtime) -> int
             for op in program.operations
         ]
         compile_together(wanted, device, cache)
-        signature.workspace_bytes = max(
-            (k.executable(modes, device, cache).workspace_bytes for k, modes, _ in wanted),
-            default=0,
-        )
-    return signature.workspace_bytes
+        signature.workspaces = [
+            k.executable(modes, device, cache).workspace_bytes for k, modes, _ in wanted
+        ]
+    return signature.workspaces
 
 
 def exceeded(
     runtime: Runtime,
     program: Program,
-    engine_program: _core.Program,
-    residency: Residency,
     plan: _core.Plan,
-    workspace_bytes: int,
+    smallest_budget_bytes: int | None,
     *,
     fused: bool,
 ) -> BudgetExceededError:
+    """The error for a plan that is not feasible."""
     failure = plan.failure
     assert failure is not None
     index = plan.failed_operation
@@ -139,12 +157,4 @@ def exceeded(
     if 0 <= index < len(program.operations):
         op = program.operations[index]
         operation, source = f"operation '{op.kernel.label}'", op.source
-    smallest = planning.smallest_budget(
-        program,
-        engine_program,
-        residency,
-        runtime._settings,
-        workspace_bytes,
-        runtime.capacity_bytes(),
-    )
-    return runtime.exceeded(failure, operation, source, smallest, fused=fused)
+    return runtime.exceeded(failure, operation, source, smallest_budget_bytes, fused=fused)

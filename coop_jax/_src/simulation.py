@@ -33,6 +33,7 @@ from coop_jax._src import costs as cost_models
 from coop_jax._src.measured import MeasuredCosts
 from coop_jax._src.planning import PlanSettings
 from coop_jax._src.traced import TracedProgram, trace_program
+from coop_jax._src.workspaces import Provision
 
 Profile = str | cost_models.DeviceProfile | None
 
@@ -50,7 +51,7 @@ class Simulation:
         was found in some seconds, or if it is feasible.
       peak_bytes: most bytes held at once: pool, arrays outside it and workspace.
       external_bytes: most bytes held at once outside the pool (inputs, small values).
-      workspace_bytes: temporary memory of one operation, as assumed.
+      workspace_bytes: the most temporary memory of one operation, as assumed.
       operations: operations run, recomputed ones not counted.
       evictions: storages evicted to make room.
       rematerialisations: operations run again to bring a value back.
@@ -109,7 +110,9 @@ class Simulator:
         workspace: int | str | None,
         alternatives: bool = True,
         give_up: float = 16.0,
+        needed: Sequence[int] = (),
     ):
+        """Takes what `simulate` takes; `needed` is the workspace of each operation, if known."""
         if workspace is None:
             workspace = costs.workspace_bytes if costs is not None else 0
         checked = workspace and budgets.check_budget(workspace, fraction_allowed=False)
@@ -118,7 +121,9 @@ class Simulator:
         default = cost_models.profile_for(jax.devices()[0].platform)
         self.traced = traced
         self.program = traced.program
-        self.workspace_bytes = checked
+        self._kept_bytes = checked
+        self._needed = needed
+        self.workspace_bytes = max([checked, *needed])
         self.settings = PlanSettings(
             policies.resolve_policy(policy),
             (named or default).alignment_bytes,
@@ -127,8 +132,10 @@ class Simulator:
             give_up,
         )
         self.residency = planning.first_residency(self.program)
+        self._cost_seconds = traced.cost_seconds(named)
+        self._engine_programs: dict[Provision, _core.Program] = {}
         self.engine_program = planning.core_program(
-            self.program, self.residency.donated, traced.cost_seconds(named)
+            self.program, self.residency.donated, self._cost_seconds
         )
         self.prices = None if costs is None else costs.cost_seconds(traced)
         self.unbudgeted_peak_bytes = planning.unbudgeted_peak(
@@ -140,16 +147,28 @@ class Simulator:
         policy = policies.without_search(self.settings.policy)
         self.settings = dataclasses.replace(self.settings, policy=policy)
 
+    def _engine_program(self, provision: Provision) -> _core.Program:
+        if not provision.own_bytes:
+            return self.engine_program
+        found = self._engine_programs.get(provision)
+        if found is None:
+            found = self._engine_programs[provision] = planning.core_program(
+                self.program, self.residency.donated, self._cost_seconds, provision
+            )
+        return found
+
+    def _planner(self, budget_bytes: int | None) -> planning.WorkspacePlanner:
+        return planning.WorkspacePlanner(
+            self.program,
+            self._engine_program,
+            self.residency,
+            planning.UNLIMITED_BYTES if budget_bytes is None else budget_bytes,
+            self._kept_bytes,
+        )
+
     def plan(self, budget_bytes: int | None) -> _core.Plan:
         """The plan for a budget, feasible or not."""
-        return planning.make_plan(
-            self.program,
-            self.engine_program,
-            self.residency,
-            self.settings,
-            capacity_bytes=planning.UNLIMITED_BYTES if budget_bytes is None else budget_bytes,
-            workspace_bytes=self.workspace_bytes,
-        )
+        return self._planner(budget_bytes).plan(self.settings, self._needed)[0]
 
     def resolve(self, budget: budgets.Budget) -> int | None:
         """A budget in bytes."""
@@ -161,21 +180,15 @@ class Simulator:
     def simulate(self, budget: budgets.Budget, *, find_smallest: bool = True) -> Simulation:
         """Simulates a budget; looks for one that would do if it does not."""
         budget_bytes = self.resolve(budget)
-        plan = self.plan(budget_bytes)
+        planner = self._planner(budget_bytes)
+        plan, provision = planner.plan(self.settings, self._needed)
         smallest = None
         if not plan.feasible and find_smallest:
-            smallest = planning.smallest_budget(
-                self.program,
-                self.engine_program,
-                self.residency,
-                self.settings,
-                self.workspace_bytes,
-                budget_bytes or 1,
-            )
-        return self._report(plan, budget_bytes, smallest)
+            smallest = planner.smallest_budget(self.settings, self._needed)
+        return self._report(plan, provision.reserved_bytes, budget_bytes, smallest)
 
     def _report(
-        self, plan: _core.Plan, budget_bytes: int | None, smallest: int | None
+        self, plan: _core.Plan, reserved_bytes: int, budget_bytes: int | None, smallest: int | None
     ) -> Simulation:
         stats = plan.stats
         compute, recompute = stats["compute_seconds"], stats["recompute_seconds"]
@@ -195,7 +208,7 @@ class Simulator:
             budget_bytes=budget_bytes,
             unbudgeted_peak_bytes=self.unbudgeted_peak_bytes,
             smallest_budget_bytes=smallest,
-            peak_bytes=stats["peak_in_use_bytes"] + self.workspace_bytes,
+            peak_bytes=stats["peak_in_use_bytes"] + reserved_bytes,
             external_bytes=stats["peak_outside_bytes"],
             workspace_bytes=self.workspace_bytes,
             operations=stats["operations"],

@@ -19,8 +19,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+from collections.abc import Sequence
 
-from coop_jax._src import placement, planning, policies, segments, switches
+from coop_jax._src import placement, planning, policies, segments, switches, workspaces
 from coop_jax._src.compat import arrays
 from coop_jax._src.placement import Placement
 from coop_jax._src.planning import Residency
@@ -44,7 +45,8 @@ _WORTH_IT = 0.97
 # A plan that recomputes so large a part of its operations is none of those that are looked for.
 _GIVE_UP = 0.5
 
-_FIRST_CALLS = 3  # the first two find the pool in other states than those that follow
+# The first two find the pool in other states than those that follow; the third says what one takes.
+_FIRST_CALLS = 3
 
 
 def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Signature:
@@ -64,10 +66,9 @@ def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Sig
 
 def _is_time(tier: Tier, launches: int) -> bool:
     wanted = switches.setting("COOP_JAX_SEGMENTS")
-    if wanted is not None:
-        return wanted and tier.calls > 1  # so that one of them says what a call takes
-    launching = tier.calls * launches * _LAUNCH_SECONDS
-    return tier.calls >= _FIRST_CALLS and launching >= tier.first_seconds
+    if wanted is False or tier.calls < _FIRST_CALLS:
+        return False
+    return wanted is True or tier.calls * launches * _LAUNCH_SECONDS >= tier.first_seconds
 
 
 def _may_be_segmented(runtime: Runtime) -> bool:
@@ -86,8 +87,8 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
     """The best form with segments, compiled; None if there is none that is better."""
     assert signature.program is not None
     known = signature.plans.get(residency)
-    workspace = signature.workspace_bytes
-    now = _stats(runtime, signature.program, residency, workspace) if known is None else known.stats
+    needed = signature.workspaces or []
+    now = _stats(runtime, signature.program, residency, needed) if known is None else known.stats
     assert now is not None, "invariant: a program that ran has a plan"
     scale = _scale(now, signature.tier.least_alone)
     best = _WORTH_IT * _seconds(now, scale)
@@ -105,7 +106,7 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
         for kernel in differing:
             kernel.stands_apart = True
         if not differing:
-            stats = _stats(runtime, form.program, residency, form.workspace_bytes)
+            stats = _stats(runtime, form.program, residency, form.workspaces or [])
             return form if stats is not None and _seconds(stats, scale) < best else None
     return None
 
@@ -119,10 +120,11 @@ def _expected_best(
     seen = set[int]()
     for _ in range(_SIZES):
         form = segments.segmented(program, runtime._cache, limit)
-        most = segments.temporary_bytes(form)
+        needed = segments.temporary_bytes(form)
+        most = max(needed, default=0)
         if len(form.operations) not in seen:
             seen.add(len(form.operations))
-            stats = _stats(runtime, form, residency, most)
+            stats = _stats(runtime, form, residency, needed)
             if stats is not None and (seconds := _seconds(stats, scale)) < best:
                 found, best = form, seconds
         limit = min(limit, most) / 2
@@ -134,28 +136,31 @@ def _expected_best(
         engine_programs={},
         plans=collections.OrderedDict(),
         planned=0,
-        workspace_bytes=-1,
+        workspaces=None,
     )
 
 
 def _stats(
-    runtime: Runtime, program: Program, residency: Residency, workspace_bytes: int
+    runtime: Runtime, program: Program, residency: Residency, needed: Sequence[int]
 ) -> dict[str, float] | None:
-    """What a plan of the program counts, None where it does not fit."""
+    """What a plan of the program counts, None where it does not fit; `needed`: workspaces."""
     # One plan tells enough, and what thrashes is not wanted.
     policy = policies.where_nothing_is_known(policies.without_search(runtime.policy))
     settings = dataclasses.replace(
         runtime._settings, policy=policy, alternatives=False, give_up=_GIVE_UP
     )
-    plan = planning.make_plan(
+    planner = planning.WorkspacePlanner(
         program,
-        planning.core_program(program, residency.donated),
+        lambda way: planning.core_program(program, residency.donated, provision=way),
         residency,
-        settings,
-        capacity_bytes=runtime.capacity_bytes(),
-        workspace_bytes=max(workspace_bytes, runtime._workspace_bytes),
+        runtime.capacity_bytes(),
+        runtime._workspace_bytes,
     )
-    return plan.stats if plan.feasible else None
+    plan, provision = planner.plan(settings, needed)
+    if not plan.feasible:
+        return None
+    again = workspaces.refill_seconds(provision, [a[1] for a in plan.actions if len(a) == 4])
+    return {**plan.stats, "recompute_seconds": plan.stats["recompute_seconds"] + again}
 
 
 def _scale(stats: dict[str, float], measured: float) -> float:
