@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coop_jax._src.flattening import Flattener, RawOperation
     from coop_jax._src.kernels import Kernel
 
-# In launches: what one of them may take besides its own, and all of them together.
+# In `DeviceProfile.small_seconds`: the work of one of them, and of all of them together.
 _SMALL = 4.0
 _TOGETHER = 8.0
 
@@ -98,7 +98,7 @@ class _Bundler:
     def take(self, number: int) -> None:
         op = self._operations[number]
         seconds = self._work(op.kernel)
-        small = seconds <= _SMALL * self._profile.launch_seconds and may_be_bundled(op)
+        small = seconds <= _SMALL * self._profile.small_seconds and may_be_bundled(op)
         if not small or not self._fits(op, seconds):
             self.close()
         if not small:
@@ -132,7 +132,7 @@ class _Bundler:
         )
 
     def _fits(self, op: RawOperation, seconds: float) -> bool:
-        if self._seconds + seconds > _TOGETHER * self._profile.launch_seconds:
+        if self._seconds + seconds > _TOGETHER * self._profile.small_seconds:
             return False
         if self._equations + len(op.kernel.equations) > _EQUATIONS:
             return False

@@ -25,6 +25,7 @@ class DeviceProfile:
       bytes_per_second: memory bandwidth.
       launch_seconds: fixed cost of one operation.
       alignment_bytes: of what XLA allocates there.
+      small_seconds: operations whose work takes a few times that may run together with neighbours.
     """
 
     name: str
@@ -32,6 +33,7 @@ class DeviceProfile:
     bytes_per_second: float
     launch_seconds: float
     alignment_bytes: int = 256
+    small_seconds: float = 5e-6
 
     @property
     def expensive_seconds_per_byte(self) -> float:
@@ -43,12 +45,15 @@ class DeviceProfile:
         return 6.0 / self.bytes_per_second
 
 
+# Of two cores with AVX-512, from what the operations of the benchmarks' networks take there: caches
+# serve most of them, and a launch has to wake XLA's threads.
 CPU = DeviceProfile(
     "cpu",
-    flops_per_second=6e10,
-    bytes_per_second=1.2e10,
-    launch_seconds=5e-6,
+    flops_per_second=2.5e11,
+    bytes_per_second=6e10,
+    launch_seconds=2e-5,
     alignment_bytes=64,
+    small_seconds=1.2e-6,
 )
 GPU = DeviceProfile("gpu", flops_per_second=1.5e13, bytes_per_second=1.5e12, launch_seconds=5e-6)
 

@@ -1,5 +1,9 @@
 """From a jaxpr to raw operations: calls inlined, scans unrolled, cheap calls grouped, views found.
 
+What is computed twice of the same operands is one value where operations are fused: a scan's body
+often computes something of its constants, and would hold it once for each step until the backward
+pass.
+
 A scan's stacked outputs stay separate values (see `stacks`) until an operation needs the whole
 stack; a later scan over the same stack reads the originals. A scan over an array that lies in the
 pool reads views of it. A `cond` of cheap branches becomes a selection (see `branching`).
@@ -8,7 +12,7 @@ pool reads views of it. A `cond` of cheap branches becomes a selection (see `bra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +74,8 @@ class Flattener:
         self.fixed_outside: set[int] = set()
         self._constant_numbers: dict[int, int] = {}
         self._index_numbers: dict[int, int] = {}
+        self._made: dict[Hashable, list[int]] = {}  # results by what computes them, to find again
+        self._found_again: set[int] = set()  # storages
 
     def can_lie_in_pool(self, aval: Any) -> bool:
         """Whether the pool can hold a value of this dtype."""
@@ -88,7 +94,15 @@ class Flattener:
         given = [refs.wrapped(v.aval, n) for v, n in zip(jaxpr.invars, inputs, strict=True)]
         atoms = self._walk(jaxpr, [self._constant(c) for c in constants], list(given))
         atoms += [x.current for x in given if isinstance(x, RefCell)]
-        return inputs, [self._whole_block(self.number(a)) for a in atoms]
+        outputs = [self._whole_block(self.number(a)) for a in atoms]
+        # Results that were written as two are two arrays: who gives one away keeps the other.
+        seen = set[int]()
+        for k, number in enumerate(outputs):
+            storage = self.storages[number]
+            if storage in seen and storage in self._found_again:
+                outputs[k] = self._copied(number)
+            seen.add(storage)
+        return inputs, outputs
 
     def is_part(self, number: int) -> bool:
         """Whether a value is only a part of its storage."""
@@ -96,10 +110,11 @@ class Flattener:
 
     def _whole_block(self, number: int) -> int:
         """The value with a storage of its own: what the user gets is not a part of a block."""
-        if not self.is_part(number):
-            return number
+        return self._copied(number) if self.is_part(number) else number
+
+    def _copied(self, number: int) -> int:
         kernel = self.cache.from_function(lambda x: x.copy(), [self.avals[number]])
-        return self.emit(kernel, [number])[0]
+        return self._emit_anew(kernel, [number])[0]
 
     def _new(self, aval: Any, view_of: int | None = None, at_bytes: int = 0) -> int:
         number = len(self.avals)
@@ -153,7 +168,26 @@ class Flattener:
         *,
         effectful: bool = False,
     ) -> list[int]:
-        """Adds an operation; returns the numbers of its results."""
+        """Adds an operation, if it is not there yet; returns the numbers of its results."""
+        if not self._calls_apart or effectful or not kernel.recomputable:
+            return self._emit_anew(kernel, operands, source, name_stack, effectful=effectful)
+        key = kernel.key, tuple(operands)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self._emit_anew(kernel, operands, source, name_stack)
+        else:
+            self._found_again.update(self.storages[v] for v in found)
+        return list(found)
+
+    def _emit_anew(
+        self,
+        kernel: Kernel,
+        operands: Sequence[int],
+        source: str = "",
+        name_stack: str = "",
+        *,
+        effectful: bool = False,
+    ) -> list[int]:
         results = [self._new(aval) for aval in kernel.out_avals]
         self.operations.append(
             RawOperation(kernel, tuple(operands), tuple(results), source, name_stack, effectful)

@@ -21,7 +21,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from coop_jax._src import placement, planning, policies, segments, switches, workspaces
+from coop_jax._src import costs, placement, planning, policies, segments, switches, workspaces
 from coop_jax._src.compat import arrays
 from coop_jax._src.placement import Placement
 from coop_jax._src.planning import Residency
@@ -90,8 +90,9 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
     needed = signature.workspaces or []
     now = _stats(runtime, signature.program, residency, needed) if known is None else known.stats
     assert now is not None, "invariant: a program that ran has a plan"
-    scale = _scale(now, signature.tier.least_alone)
-    best = _WORTH_IT * _seconds(now, scale)
+    profile = runtime._settings.profile
+    scale = _scale(now, profile, signature.tier.least_alone)
+    best = _WORTH_IT * _seconds(now, profile, scale)
     for _ in range(_ATTEMPTS):
         form = _expected_best(runtime, signature, residency, best, scale)
         if form is None or form.program is None:
@@ -107,7 +108,8 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
             kernel.stands_apart = True
         if not differing:
             stats = _stats(runtime, form.program, residency, form.workspaces or [])
-            return form if stats is not None and _seconds(stats, scale) < best else None
+            better = stats is not None and _seconds(stats, profile, scale) < best
+            return form if better else None
     return None
 
 
@@ -125,7 +127,9 @@ def _expected_best(
         if len(form.operations) not in seen:
             seen.add(len(form.operations))
             stats = _stats(runtime, form, residency, needed)
-            if stats is not None and (seconds := _seconds(stats, scale)) < best:
+            profile = runtime._settings.profile
+            seconds = math.inf if stats is None else _seconds(stats, profile, scale)
+            if seconds < best:
                 found, best = form, seconds
         limit = min(limit, most) / 2
     if found is None:
@@ -163,22 +167,26 @@ def _stats(
     return {**plan.stats, "recompute_seconds": plan.stats["recompute_seconds"] + again}
 
 
-def _scale(stats: dict[str, float], measured: float) -> float:
-    """By how much operations are faster or slower here than their costs say.
+def _work(stats: dict[str, float], profile: costs.DeviceProfile) -> float:
+    """Estimated seconds without those of launching."""
+    computing = stats["compute_seconds"] + stats["recompute_seconds"]
+    return max(0.0, computing - profile.launch_seconds * _launches(stats))
+
+
+def _scale(stats: dict[str, float], profile: costs.DeviceProfile, measured: float) -> float:
+    """By how much the work of operations takes longer or less here than their costs say.
 
     Costs are estimates; launches are not, so what they are worth must not depend on those.
     """
-    computing = measured - _LAUNCH_SECONDS * _launches(stats)
-    estimated = stats["compute_seconds"] + stats["recompute_seconds"]
-    if not (math.isfinite(measured) and computing > 0 and estimated > 0):
+    working, estimated = measured - _LAUNCH_SECONDS * _launches(stats), _work(stats, profile)
+    if not (math.isfinite(measured) and working > 0 and estimated > 0):
         return 1.0
-    return computing / estimated
+    return working / estimated
 
 
-def _seconds(stats: dict[str, float], scale: float) -> float:
+def _seconds(stats: dict[str, float], profile: costs.DeviceProfile, scale: float) -> float:
     """What a call is expected to take."""
-    computing = stats["compute_seconds"] + stats["recompute_seconds"]
-    return scale * computing + _LAUNCH_SECONDS * _launches(stats)
+    return scale * _work(stats, profile) + _LAUNCH_SECONDS * _launches(stats)
 
 
 def _launches(stats: dict[str, float]) -> float:
