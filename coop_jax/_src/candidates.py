@@ -55,6 +55,7 @@ class PlanSettings:
     is costly. Always when something runs; not when policies are compared.
     `give_up`: a plan that recomputes this many times as many operations as there are is given up: a
     step that takes so long serves nobody, and takes long to plan.
+    `allowance`: as many more are allowed in any case.
     """
 
     policy: _core.Policy
@@ -62,6 +63,7 @@ class PlanSettings:
     profile: costs.DeviceProfile
     alternatives: bool = True
     give_up: float = 16.0
+    allowance: int = 1024
 
 
 class Candidates:
@@ -172,7 +174,8 @@ class Candidates:
         constants = len(self._program.constants)
         # Own blocks of workspace are storages, too (see `core_program`), of which no hint speaks.
         blocks = self._engine_program.storage_count - len(self._program.storages)
-        most = 0 if policy.evict_always else 1024 + int(give_up * len(self._program.operations))
+        most = self._settings.allowance + int(give_up * len(self._program.operations))
+        most = 0 if policy.evict_always else max(1, most)  # 0: any number
         return _core.make_plan(
             self._engine_program,
             capacity_bytes=self._capacity_bytes,

@@ -151,7 +151,7 @@ def _stats(
     # One plan tells enough, and what thrashes is not wanted.
     policy = policies.where_nothing_is_known(policies.without_search(runtime.policy))
     settings = dataclasses.replace(
-        runtime._settings, policy=policy, alternatives=False, give_up=_GIVE_UP
+        runtime._settings, policy=policy, alternatives=False, give_up=_GIVE_UP, allowance=0
     )
     planner = planning.WorkspacePlanner(
         program,
