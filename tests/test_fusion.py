@@ -343,3 +343,73 @@ def test_the_default_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COOP_JAX_FUSION", "maybe")
     with pytest.raises(ValueError, match="COOP_JAX_FUSION must be 0 or 1"):
         coop_jax.run(fn)
+
+
+def test_what_is_computed_twice_of_the_same_is_one_value() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> Any:
+        return jnp.sin(x @ w).sum() + jnp.cos(x @ w).sum() + jnp.tanh(w @ x).sum()
+
+    assert sum(x.count("dot_general") for x in labels(fn, X, X)) == 2
+    unfused = coop_jax.trace_program(fn, X, X, fusion=False).program
+    assert sum(op.kernel.label == "dot_general" for op in unfused.operations) == 3
+
+
+def test_what_a_scan_makes_of_its_constants_is_made_once() -> None:
+    def loss(ws: Any, x: jax.Array) -> jax.Array:
+        def body(h: jax.Array, _: Any) -> Any:
+            return jnp.tanh(h @ jnp.concatenate(ws, axis=1)), None
+
+        return (lax.scan(body, x, None, length=8)[0] ** 2).sum()
+
+    halves = tuple(jax.ShapeDtypeStruct((64, 32), jnp.float32) for _ in range(2))
+    found = labels(jax.grad(loss), halves, X)
+    assert sum("concatenate" in x for x in found) == 1
+
+
+def test_results_written_twice_are_two_arrays() -> None:
+    def start(x: jax.Array) -> Any:
+        return jnp.sin(x @ x), jnp.sin(x @ x), jnp.sin(x @ x).reshape(-1)
+
+    x = jnp.arange(64 * 64, dtype=jnp.float32).reshape(64, 64) / 5000
+    first, second, flat = coop_jax.run(start, fusion=True)(x)
+    expected = np.asarray(second)
+    changed = coop_jax.run(lambda a: a * 2, donate_argnums=0)(first)
+    assert first.is_deleted()
+    np.testing.assert_array_equal(second, expected)
+    np.testing.assert_array_equal(flat, expected.reshape(-1))
+    np.testing.assert_array_equal(changed, expected * 2)
+
+
+def test_effects_are_never_one() -> None:
+    seen = []
+
+    def fn(x: jax.Array) -> jax.Array:
+        for _ in range(2):
+            jax.debug.callback(lambda v: seen.append(float(v)), x.sum())
+        return x * 2
+
+    coop_jax.run(fn, fusion=True)(jnp.ones(4)).block_until_ready()
+    jax.effects_barrier()
+    assert seen == [4.0, 4.0]
+
+
+def test_an_update_of_three_arrays_with_one_that_stays_does_not_rotate() -> None:
+    """The scale is read in two shapes, so it is made elsewhere; its moments keep their places."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        scale, mu, nu = state
+
+        def loss(scale: jax.Array) -> jax.Array:
+            return (jnp.tanh(x * scale.reshape(1, 128)) ** 2).sum()
+
+        g = jax.grad(loss)(scale)
+        mu, nu = 0.9 * mu + g, 0.9 * nu + g * g
+        return (scale - 0.1 * mu / (jnp.sqrt(nu) + 1), mu, nu), loss(scale)
+
+    budgeted = coop_jax.run(step, donate_argnums=0, fusion=True)
+    state: Any = (jnp.ones(128), jnp.zeros(128), jnp.zeros(128))
+    x = jnp.arange(64 * 128, dtype=jnp.float32).reshape(64, 128) / 5000
+    for _ in range(12):
+        state, _ = budgeted(state, x)
+    (signature,) = budgeted._signatures.values()
+    assert signature.planned <= 5

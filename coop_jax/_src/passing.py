@@ -94,11 +94,13 @@ class Inputs:
       arrays: one for each input.
       places: their addresses; None for what has no memory.
       committed: whether one of the arguments was put on its device explicitly.
+      from_host: numbers of those that came from the host, and may share its memory.
     """
 
     arrays: list[Any]
     places: list[int | None]
     committed: bool
+    from_host: list[int]
 
 
 def read_inputs(given: Sequence[Any], kinds: InputKinds, device: jax.Device) -> Inputs:
@@ -109,11 +111,12 @@ def read_inputs(given: Sequence[Any], kinds: InputKinds, device: jax.Device) -> 
     """
     found = list(given)
     places, committed, others = arrays.argument_reader(device).read(found, kinds.plain)
+    from_host = [n for n in others if not isinstance(found[n], jax.Array)]
     for n in others:
         committed = committed or arrays.is_committed(found[n])
         found[n] = as_array(found[n], device)
         places[n] = place_of(arrays.stored(found[n]))
-    return Inputs(found, places, committed)
+    return Inputs(found, places, committed, from_host)
 
 
 def as_array(value: Any, device: jax.Device) -> jax.Array:
@@ -210,10 +213,15 @@ def as_results(
     """
     results = list(values)
     wrapped = set(arrays.argument_reader(device).unlike(results, avals, inputs.committed))
-    given = {id(x) for x in inputs.arrays}  # who deletes a result must not delete an argument
+    # An argument that is returned is another array; what the host may change has to be copied.
+    given = {id(x) for x in inputs.arrays}
     wrapped.update(n for n, x in enumerate(results) if id(x) in given)
+    shared = {id(inputs.arrays[n]) for n in inputs.from_host}
     for n in wrapped:
         aval = avals[n]
+        if id(results[n]) in shared:
+            results[n] = results[n].copy()
+            arrays.wait(results[n])
         if isinstance(aval, jaxprs.ShapedArray):
             results[n] = arrays.with_aval(
                 results[n],

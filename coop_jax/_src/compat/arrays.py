@@ -329,16 +329,20 @@ def _sharding_of(device: jax.Device) -> jax.sharding.SingleDeviceSharding:
 def drop_numpy_view(value: jax.Array) -> bool:
     """Lets go of the NumPy view that JAX caches in an array; False where the user holds it too.
 
-    XLA does not write over memory that a NumPy view shares: it copies instead.
+    XLA does not write over memory that a NumPy view shares: it copies instead. (What JAX caches on
+    a GPU, and in newer versions on CPU, is a copy, and may stay.)
     """
     value = stored(value)
     view = getattr(value, "_npy_value", None)
-    if view is None:
+    if view is None or view.ctypes.data != address_of(value):
         return True
     # Two references: the array's own and the local variable (plus getrefcount's argument).
     if sys.getrefcount(view) > 3:
         return False
-    value._npy_value = None  # type: ignore[attr-defined]
+    try:
+        value._npy_value = None  # type: ignore[attr-defined]
+    except TypeError:  # newer versions know no way back
+        return False
     return True
 
 

@@ -1,0 +1,149 @@
+"""Workspace: reserved for the whole call, or blocks of the pool while an operation runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_same_bits
+from jax import lax
+
+import coop_jax
+from coop_jax._src.instructions import CompiledPlan, Run
+from coop_jax._src.workspaces import provisions, refill_seconds
+
+MEBI = 1 << 20
+
+
+def test_without_much_need_there_is_one_way() -> None:
+    (way,) = provisions([0, 100, 200], 0, 64 * MEBI)
+    assert way.reserved_bytes == 200
+    assert not way.own_bytes
+    (way,) = provisions([100], 5 * MEBI, 64 * MEBI)
+    assert way.reserved_bytes == 5 * MEBI
+    (way,) = provisions([], 7, MEBI)
+    assert way.reserved_bytes == 7
+
+
+def test_what_is_needed_is_there_in_every_way() -> None:
+    needed = [0, 100, 3 * MEBI, 9 * MEBI, MEBI, 9 * MEBI]
+    ways = provisions(needed, 0, 64 * MEBI)
+    assert len(ways) > 2
+    assert ways[0].reserved_bytes == 9 * MEBI
+    for way in ways:
+        for number, nbytes in enumerate(needed):
+            assert way.suffices(number, nbytes)
+            blocks = way.blocks(number)
+            # Whole pages can be given back: the rests of a block's ends do not count.
+            whole = sum(b - 2 * 4096 for b in blocks)
+            assert max(way.reserved_bytes, whole) >= nbytes
+            assert all(b <= 64 * MEBI / 32 + 2 * 4096 + 1 for b in blocks)
+    assert ways[1].reserved_bytes <= MEBI
+    assert not ways[1].suffices(1, 2 * MEBI)
+    assert not ways[1].suffices(3, 10 * MEBI)
+
+
+def test_what_it_costs_to_fill_pages_anew() -> None:
+    whole, own, *_ = provisions([0, 8 * MEBI], 0, 16 * MEBI)
+    assert refill_seconds(whole, [0, 1, 1]) == 0
+    assert refill_seconds(own, [0, 1, 1]) == 2 * refill_seconds(own, [1]) > 0
+
+
+def pooled(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Its gradient needs much workspace at the end, when little else is there any more."""
+    image = jnp.tanh(x @ w).reshape(16, 32, 32, 16)
+    window = (1, 2, 2, 1)
+    h = lax.reduce_window(image, -jnp.inf, lax.max, window, window, "SAME")
+    for k in range(16):
+        h = jnp.tanh(h * (1 + k / 8))
+    return (h * h).mean()
+
+
+def step(w: jax.Array, x: jax.Array) -> Any:
+    loss, gradient = jax.value_and_grad(pooled)(w, x)
+    return w - 0.1 * gradient, loss
+
+
+def arguments() -> tuple[jax.Array, jax.Array]:
+    key = jax.random.key(0)
+    return jax.random.normal(key, (32, 1024)) / 8, jax.random.normal(key, (256, 32))
+
+
+def plans(budgeted: Any) -> list[CompiledPlan]:
+    (signature,) = budgeted._signatures.values()
+    return list(signature.plans.values())
+
+
+def test_operations_get_blocks_where_a_reservation_does_not_fit() -> None:
+    w, x = arguments()
+    free = coop_jax.run(step)
+    expected = free(w, x)
+    (plan,) = plans(free)
+    workspace = plan.workspace_bytes
+    assert workspace > 0.1 * free.runtime.stats().peak_bytes, "else this test shows nothing"
+    assert plan.reserved_workspace_bytes == workspace  # nothing is gained by blocks here
+    reserved = coop_jax.min_budget(step, w, x, workspace=workspace)
+    found = coop_jax.run(step, budget=int(0.95 * reserved))
+    for _ in range(3):
+        assert_same_bits(found(w, x), expected)
+    *_, plan = plans(found)
+    assert plan.reserved_workspace_bytes < workspace == plan.workspace_bytes
+    emptied = [r for r in plan.instructions if type(r) is Run and r.emptied]
+    assert emptied
+    stats = found.runtime.stats()
+    assert stats.peak_bytes <= int(0.95 * reserved)
+    assert stats.workspace_bytes == workspace
+    for run in emptied:
+        places = sorted((*run.emptied, *((o, s.nbytes) for o, s in run.slots)))
+        ends = [offset + nbytes for offset, nbytes in places]
+        assert all(a <= b for a, (b, _) in zip(ends, places[1:], strict=False))
+        assert sum(n - 2 * 4096 for _, n in run.emptied) >= run.executable.workspace_bytes
+    # What is simulated is what runs, now that the operations are compiled.
+    assert found.simulate(w, x).peak_bytes == stats.peak_bytes
+    assert found.simulate(w, x).rematerialisations * 3 == stats.rematerialisations
+
+
+def test_pages_of_blocks_are_given_back() -> None:
+    w, x = arguments()
+    budget = int(0.55 * _peak(w, x))
+    found = coop_jax.run(step, budget=budget)
+    pool = None
+    for _ in range(3):
+        found(w, x)
+        pool = found.runtime.memory().pool
+        assert pool.resident_bytes() <= budget
+    assert pool is not None
+
+
+def _peak(w: jax.Array, x: jax.Array) -> int:
+    free = coop_jax.run(step)
+    free(w, x)
+    return free.runtime.stats().peak_bytes
+
+
+def test_the_error_names_a_budget_that_does() -> None:
+    w, x = arguments()
+    expected = coop_jax.run(step)(w, x)
+    with pytest.raises(coop_jax.BudgetExceededError) as caught:
+        coop_jax.run(step, budget="64KiB")(w, x)
+    smallest = caught.value.report.smallest_budget_bytes
+    assert smallest is not None
+    assert_same_bits(coop_jax.run(step, budget=smallest)(w, x), expected)
+
+
+@pytest.mark.parametrize("policy", ["coop", "lookahead", "dtr", "dte"])
+def test_same_bits_and_no_more_than_the_budget(policy: str) -> None:
+    w, x = arguments()
+    expected = coop_jax.run(step)(w, x)
+    peak = _peak(w, x)
+    for share in (0.8, 0.6, 0.45):
+        found = coop_jax.run(step, budget=int(share * peak), policy=policy)
+        try:
+            assert_same_bits(found(w, x), expected)
+        except coop_jax.BudgetExceededError:
+            continue
+        assert found.runtime.stats().peak_bytes <= int(share * peak)
+    np.testing.assert_array_less(0, expected[1])
