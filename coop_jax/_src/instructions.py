@@ -93,6 +93,7 @@ class CompiledPlan:
       outputs: (value, offset, spec) of each result; offset -1 for those outside the pool.
       kept: values over the memory of a donated input that are results, each once: whoever holds the
         array holds the memory, as the input's holder did, so nothing needs to be lent.
+      plan: what it was made of.
       replay: the instructions in C++, once the executor has made it.
     """
 
@@ -105,6 +106,7 @@ class CompiledPlan:
     outside_bytes: int
     outputs: tuple[tuple[int, int, _core.SlotSpec | None], ...]
     kept: frozenset[int]
+    plan: _core.Plan
     replay: _core.Replay | None = None
 
 
@@ -163,6 +165,7 @@ def compile_plan(
         outside_bytes=outside_bytes,
         outputs=tuple(map(translator.place_of, program.outputs)),
         kept=frozenset(translator.kept),
+        plan=plan,
     )
     return compiled, translator.workspaces
 

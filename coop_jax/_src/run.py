@@ -342,11 +342,19 @@ class BudgetedFunction(Generic[P, R]):
                 raise
             return self._run_planned(runtime, signature, inputs, interrupts)
         counters = runtime._counters
+        measured = counters.compute_seconds
         constants, verifier = signature.constants, runtime.verifier()
         given = inputs.arrays
         values = execute(plan, program, given, constants, memory, counters, interrupts, verifier)
+        stats = plan.stats
+        if form.unrolled is not None:
+            # Its segments hold first runs and recomputations: what they took is shared out.
+            stats = form.unrolled.counted(stats)
+            again = form.unrolled.recompute_share * (counters.compute_seconds - measured)
+            counters.compute_seconds -= again
+            counters.recompute_seconds += again
         runtime.count(
-            plan.stats,
+            stats,
             peak_bytes=plan.stats["peak_in_use_bytes"] + plan.reserved_workspace_bytes,
             outside_bytes=plan.outside_bytes,
             workspace_bytes=plan.workspace_bytes,

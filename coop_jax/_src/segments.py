@@ -116,20 +116,41 @@ def may_be_member(kernel: Kernel) -> bool:
     return kernel.recomputable and not kernel.stands_apart
 
 
-def segmented(program: Program, cache: KernelCache, most_bytes: float) -> Program:
+def segmented(
+    program: Program,
+    cache: KernelCache,
+    most_bytes: float,
+    room: Sequence[float] = (),
+    *,
+    exposed: bool = False,
+) -> Program:
     """The program with neighbouring operations as segments.
 
     Args:
       program: with an operation for each launch.
       cache: where kernels live.
       most_bytes: what the members of a segment may hand on to each other, at most at once.
+      room: what is free before each operation: all that a segment that begins there adds has to
+        fit into it. Empty: that is not looked at.
+      exposed: whether what members hand on is a result, too, with a place in the pool; else it is
+        part of the segment's workspace.
     """
-    return _Segmenter(program, cache, most_bytes).segmented()
+    return _Segmenter(program, cache, most_bytes, room, exposed).segmented()
 
 
 class _Segmenter:
-    def __init__(self, program: Program, cache: KernelCache, most_bytes: float):
+    def __init__(
+        self,
+        program: Program,
+        cache: KernelCache,
+        most_bytes: float,
+        room: Sequence[float],
+        exposed: bool,
+    ):
         self._program = program
+        self._room = room
+        self._exposed = exposed
+        self._made = 0  # in the open segment, what is gone included
         self._cache = cache
         self._most_bytes = most_bytes
         self._last_use = _last_uses(program)
@@ -151,7 +172,7 @@ class _Segmenter:
                 self._close()
                 self.operations.append(op)
                 continue
-            if self._open and (self._with(op) > self._most_bytes or len(self._open) >= _MEMBERS):
+            if self._open and not self._fits(op):
                 self._close()
             self._take(number, op)
         self._close()
@@ -172,6 +193,19 @@ class _Segmenter:
             if operand < 0
         }
 
+    def _fits(self, op: Operation) -> bool:
+        """Whether the open segment may take one more."""
+        if self._with(op) > self._most_bytes or len(self._open) >= _MEMBERS:
+            return False
+        if not self._room:
+            return True
+        if self._exposed:
+            made = self._made + sum(self._made_by(op).values())
+            return made + _workspace(op.kernel) <= self._room[self._open[0]]
+        # What it hands on, and beside that what it leaves: that has its place from the beginning.
+        at_once = max(self._most_at_once, self._with(op))
+        return at_once + sum(self._alive.values()) <= self._room[self._open[0]]
+
     def _with(self, op: Operation) -> int:
         return self._at_once + sum(self._made_by(op).values()) + _workspace(op.kernel)
 
@@ -180,6 +214,7 @@ class _Segmenter:
         made = self._made_by(op)
         self._alive.update(made)
         self._at_once += sum(made.values())
+        self._made += sum(made.values())
         self._open.append(number)
         for v in (*op.operands, *op.results):
             storage = self._program.values[v].storage
@@ -192,6 +227,7 @@ class _Segmenter:
         elif self._open:
             self.operations.append(self._segment())
         self._open, self._alive, self._at_once, self._most_at_once = [], {}, 0, 0
+        self._made = 0
 
     def _segment(self) -> Operation:
         program = self._program
@@ -225,8 +261,17 @@ class _Segmenter:
                 number_of[values[v].storage] = first_result + k
             first_result += len(op.results)
         last = self._open[-1]
+        overwritten = {values[op.operands[k]].storage for op in ops for k in op.in_place if k >= 0}
         results = [
-            v for op in ops for v in op.results if self._last_use.get(values[v].storage, -1) > last
+            v
+            for op in ops
+            for v in op.results
+            if self._last_use.get(values[v].storage, -1) > last
+            or (
+                self._exposed
+                and not program.storages[values[v].storage].outside
+                and values[v].storage not in overwritten
+            )
         ]
         outputs = tuple(number_of[values[v].storage] for v in results)
         in_place, taken = [], set[int]()
@@ -253,12 +298,17 @@ class _Segmenter:
                 in_avals,
                 [values[v].aval for v in results],
                 self._cache.profile,
-                self._most_at_once,
+                self._workspace_bytes(ops),
             ),
         )
         return Operation(
             kernel, tuple(operands), tuple(results), tuple(in_place), ops[0].source, ""
         )
+
+    def _workspace_bytes(self, ops: Sequence[Operation]) -> int:
+        if self._exposed:
+            return max(_workspace(op.kernel) for op in ops)
+        return self._most_at_once
 
     def _source(self, value: int, number_of: dict[int, int]) -> Source:
         program = self._program
@@ -295,9 +345,11 @@ def _workspace(kernel: Kernel) -> int:
 
 
 def temporary_bytes(program: Program) -> list[int]:
-    """An estimate of each operation's workspace in a segmented program before it is compiled."""
+    """Each operation's workspace in a segmented program, an estimate of what is not compiled."""
     return [
-        op.kernel.temporary_bytes if isinstance(op.kernel, Segment) else _workspace(op.kernel)
+        op.kernel.temporary_bytes
+        if isinstance(op.kernel, Segment) and not op.kernel.executables()
+        else _workspace(op.kernel)
         for op in program.operations
     ]
 

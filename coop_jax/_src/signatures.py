@@ -19,6 +19,7 @@ from coop_jax._src.passing import InputKinds
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
+from coop_jax._src.unrolled import Unrolled
 from coop_jax._src.workspaces import Provision
 
 # Calls in segments: the first ones compile and plan; after so many it is known what they take.
@@ -83,6 +84,7 @@ class Signature:
     refs: list[Any]  # references that the function closes over: the last inputs
     has_refs: bool  # whether any input is a reference
     tier: Tier
+    unrolled: Unrolled | None = None  # of whose plan the program is what it is, in segments
 
 
 def engine_program_of(

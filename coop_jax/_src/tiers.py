@@ -6,9 +6,10 @@ call, which compiled them. Whoever runs a few steps waits no longer than before;
 after the change has lost about as much again as launching had cost. The bits are the same, so
 nobody sees the change but in the time that a call takes.
 
-How much runs together depends on the budget: forms with segments of several sizes are planned, and
-the one that is expected to be fastest is compiled; if calls turn out to take longer with it, it is
-given up. Operations of which XLA makes something else within a segment run alone.
+How much runs together depends on the budget: forms with segments of several sizes are planned, of
+the program and, where values have to go, of its plan as a program (see `unrolled`); the one that is
+expected to be fastest is compiled; if calls turn out to take longer with it, it is given up.
+Operations of which XLA makes something else within a segment run alone.
 
 Thread rule: under the runtime's lock. Cost: a few plans and what XLA takes to compile, once for
 each signature.
@@ -19,16 +20,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from coop_jax._src import costs, placement, planning, policies, segments, switches, workspaces
 from coop_jax._src.compat import arrays
+from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.placement import Placement
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.segments import Segment
 from coop_jax._src.signatures import Signature, Tier, compile_all
+from coop_jax._src.unrolled import Unrolled, room_before, unrolled
 
 # Waking XLA's threads for an operation and waiting for them takes about so long, on two cores.
 _LAUNCH_SECONDS = 3e-5
@@ -36,8 +39,12 @@ _LAUNCH_SECONDS = 3e-5
 # Sizes of segments that are tried: halves of the largest, so many times.
 _SIZES = 6
 
-# So often something is compiled: the operations that stand apart are found one after the other.
-_ATTEMPTS = 4
+# So often something is compiled: the operations that stand apart are found one after the other, and
+# what a segment really needs is known only then.
+_ATTEMPTS = 5
+
+# Of a plan as a program: parts of the budget that segments may fill.
+_PARTS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 # A call has to become so much shorter: what is expected is not what is measured.
 _WORTH_IT = 0.97
@@ -94,7 +101,7 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
     scale = _scale(now, profile, signature.tier.least_alone)
     best = _WORTH_IT * _seconds(now, profile, scale)
     for _ in range(_ATTEMPTS):
-        form = _expected_best(runtime, signature, residency, best, scale)
+        form = _expected_best(runtime, signature, residency, known, best, scale)
         if form is None or form.program is None:
             return None
         compile_all(form, form.program, runtime)
@@ -108,30 +115,27 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
             kernel.stands_apart = True
         if not differing:
             stats = _stats(runtime, form.program, residency, form.workspaces or [])
-            better = stats is not None and _seconds(stats, profile, scale) < best
-            return form if better else None
+            if stats is not None and _seconds(stats, profile, scale) < best:
+                return form
     return None
 
 
 def _expected_best(
-    runtime: Runtime, signature: Signature, residency: Residency, best: float, scale: float
+    runtime: Runtime,
+    signature: Signature,
+    residency: Residency,
+    known: CompiledPlan | None,
+    best: float,
+    scale: float,
 ) -> Signature | None:
-    program = signature.program
-    assert program is not None
-    found, limit = None, math.inf
-    seen = set[int]()
-    for _ in range(_SIZES):
-        form = segments.segmented(program, runtime._cache, limit)
-        needed = segments.temporary_bytes(form)
-        most = max(needed, default=0)
-        if len(form.operations) not in seen:
-            seen.add(len(form.operations))
-            stats = _stats(runtime, form, residency, needed)
-            profile = runtime._settings.profile
-            seconds = math.inf if stats is None else _seconds(stats, profile, scale)
-            if seconds < best:
-                found, best = form, seconds
-        limit = min(limit, most) / 2
+    profile = runtime._settings.profile
+    found: Program | None = None
+    found_of: Unrolled | None = None
+    for program, of in _forms(runtime, signature, known):
+        stats = _stats(runtime, program, residency, segments.temporary_bytes(program))
+        seconds = math.inf if stats is None else _seconds(stats, profile, scale)
+        if seconds < best:
+            found, found_of, best = program, of, seconds
     if found is None:
         return None
     return dataclasses.replace(
@@ -141,7 +145,33 @@ def _expected_best(
         plans=collections.OrderedDict(),
         planned=0,
         workspaces=None,
+        unrolled=found_of,
     )
+
+
+def _forms(
+    runtime: Runtime, signature: Signature, known: CompiledPlan | None
+) -> Iterator[tuple[Program, Unrolled | None]]:
+    """Programs with segments of several sizes; those of a plan, where it recomputes."""
+    program, cache = signature.program, runtime._cache
+    assert program is not None
+    limit = math.inf
+    seen = set[int]()
+    for _ in range(_SIZES):
+        form = segments.segmented(program, cache, limit)
+        if len(form.operations) not in seen:
+            seen.add(len(form.operations))
+            yield form, None
+        limit = min(limit, max(segments.temporary_bytes(form), default=0)) / 2
+    if known is None or not known.stats["recomputations"]:
+        return
+    written = unrolled(program, known.plan)
+    outside = known.outside_bytes
+    for part in _PARTS:
+        room = room_before(written.program, int(part * (runtime.capacity_bytes() - outside)))
+        for exposed in (False, True):
+            form = segments.segmented(written.program, cache, math.inf, room, exposed=exposed)
+            yield form, written
 
 
 def _stats(
@@ -163,8 +193,8 @@ def _stats(
     plan, provision = planner.plan(settings, needed)
     if not plan.feasible:
         return None
-    again = workspaces.refill_seconds(provision, [a[1] for a in plan.actions if len(a) == 4])
-    return {**plan.stats, "recompute_seconds": plan.stats["recompute_seconds"] + again}
+    runs = [a[1] for a in plan.actions if len(a) == 4]
+    return {**plan.stats, "refill_seconds": workspaces.refill_seconds(provision, runs)}
 
 
 def _work(stats: dict[str, float], profile: costs.DeviceProfile) -> float:
@@ -186,7 +216,8 @@ def _scale(stats: dict[str, float], profile: costs.DeviceProfile, measured: floa
 
 def _seconds(stats: dict[str, float], profile: costs.DeviceProfile, scale: float) -> float:
     """What a call is expected to take."""
-    return scale * _work(stats, profile) + _LAUNCH_SECONDS * _launches(stats)
+    refill = stats.get("refill_seconds", 0.0)
+    return scale * _work(stats, profile) + refill + _LAUNCH_SECONDS * _launches(stats)
 
 
 def _launches(stats: dict[str, float]) -> float:

@@ -1,0 +1,103 @@
+"""A plan as a program: the same bits, in segments that hold recomputations too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import models
+import pytest
+from conftest import assert_same_bits
+from test_segments import launches, signature_of, trained
+
+import coop_jax
+from coop_jax._src import planning, tiers
+from coop_jax._src.simulation import Simulator
+from coop_jax._src.unrolled import room_before, unrolled
+
+NAMES = ["cnn", "mlp", "gpt"]
+
+
+def simulator_of(name: str, policy: str) -> Simulator:
+    program = getattr(models, name)()
+    step, state, batch = program.step, program.init, program.batch(0)
+    traced = coop_jax.trace_program(step, state, batch, donate_argnums=0, fusion=True)
+    return Simulator(traced, policy, None, None, None)
+
+
+@pytest.mark.parametrize("policy", ["coop", "lookahead"])
+@pytest.mark.parametrize("name", NAMES)
+def test_it_does_what_the_plan_does(name: str, policy: str) -> None:
+    simulator = simulator_of(name, policy)
+    budget = int(0.5 * simulator.unbudgeted_peak_bytes)
+    plan = simulator.plan(budget)
+    assert plan.feasible
+    found = unrolled(simulator.program, plan)
+    runs = [action for action in plan.actions if len(action) == 4]
+    operations = simulator.program.operations
+    assert [op.kernel for op in found.program.operations] == [
+        operations[run[1]].kernel for run in runs
+    ]
+    assert found.recomputations == plan.stats["recomputations"] > 0
+    assert found.counted({"recomputations": 1, "evictions": 2}) == {
+        "recomputations": 1 + found.recomputations,
+        "evictions": 2 + plan.stats["evictions"],
+    }
+    share = plan.stats["recompute_seconds"] / (
+        plan.stats["recompute_seconds"] + plan.stats["compute_seconds"]
+    )
+    assert found.recompute_share == pytest.approx(share)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_lives_in_it_is_what_the_plan_holds(name: str) -> None:
+    simulator = simulator_of(name, "coop")
+    budget = int(0.5 * simulator.unbudgeted_peak_bytes)
+    found = unrolled(simulator.program, simulator.plan(budget)).program
+    assert min(room_before(found, budget)) >= 0
+    whole = room_before(simulator.program, budget)
+    assert min(whole) < 0  # without the plan it does not fit
+    # And nothing has to go where the pool has no gaps, or some room for them.
+    residency = planning.first_residency(found)
+    plan = planning.make_plan(
+        found,
+        planning.core_program(found, residency.donated),
+        residency,
+        simulator.settings,
+        capacity_bytes=int(1.25 * budget),
+        workspace_bytes=0,
+    )
+    assert plan.feasible
+    assert plan.stats["recomputations"] <= 0.05 * len(found.operations)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler")
+@pytest.mark.parametrize("exposed", [False, True])
+@pytest.mark.parametrize(("name", "budget"), [("cnn", 0.6), ("mlp", 0.75), ("gpt", 0.6)])
+def test_training_in_segments_of_a_plan_gives_the_same_bits(
+    name: str, budget: float, exposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
+    program = getattr(models, name)()
+    expected, _ = trained(program, 7)
+    forms = tiers._forms
+
+    def of_the_plan(*args: Any) -> Iterator[Any]:
+        found = [form for form in forms(*args) if form[1] is not None]
+        return iter(found[exposed::2])
+
+    monkeypatch.setattr(tiers, "_forms", of_the_plan)
+    monkeypatch.setattr(tiers, "_WORTH_IT", 1e9)  # whatever it costs
+    monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
+    got, step = trained(program, 7, budget=budget)
+    form = signature_of(step).tier.segmented
+    assert form is not None
+    assert form.unrolled is not None
+    now, _ = launches(step)
+    assert now < len(form.unrolled.program.operations)
+    assert_same_bits(got, expected)
+    stats = step.runtime.stats()
+    assert stats.peak_bytes <= stats.budget_bytes
+    assert 0 < stats.overhead < 2
+    assert stats.rematerialisations >= 7 * form.unrolled.recomputations
