@@ -26,6 +26,7 @@ class DeviceProfile:
       launch_seconds: fixed cost of one operation.
       alignment_bytes: of what XLA allocates there.
       small_seconds: operations whose work takes a few times that may run together with neighbours.
+      expensive_passes: over its output, from which an operation counts as expensive.
     """
 
     name: str
@@ -34,6 +35,7 @@ class DeviceProfile:
     launch_seconds: float
     alignment_bytes: int = 256
     small_seconds: float = 5e-6
+    expensive_passes: float = 6.0
 
     @property
     def expensive_seconds_per_byte(self) -> float:
@@ -42,7 +44,7 @@ class DeviceProfile:
         Elementwise work reads one to three operands and writes one: at most about four passes over
         its output. The paper's table 1 has 4 to 5 us/MB for it and 33 to 89 for matrix work.
         """
-        return 6.0 / self.bytes_per_second
+        return self.expensive_passes / self.bytes_per_second
 
 
 # Of two cores with AVX-512, from what the operations of the benchmarks' networks take there: caches
@@ -54,6 +56,7 @@ CPU = DeviceProfile(
     launch_seconds=2e-5,
     alignment_bytes=64,
     small_seconds=1.2e-6,
+    expensive_passes=30.0,  # else what a launch costs makes all but the largest outputs expensive
 )
 GPU = DeviceProfile("gpu", flops_per_second=1.5e13, bytes_per_second=1.5e12, launch_seconds=5e-6)
 

@@ -216,12 +216,25 @@ class BudgetedFunction(Generic[P, R]):
             donate, fixed = self._donate, self._static
             traced = traced_program(self._fn, args, kwargs, donate, fixed, self._fusion)
         runtime = self._runtime
-        workspace = 0 if runtime is None else runtime._workspace_bytes
-        needed = (signature and signature.workspaces) or ()
+        kept = 0 if runtime is None else runtime._workspace_bytes
+        needed = None if signature is None else signature.workspaces
         policy = self._policy if runtime is None else runtime.policy
         budget = self._budget if runtime is None else runtime.budget_bytes
-        simulator = Simulator(traced, policy, None, None, workspace, needed=needed)
+        workspace = kept if needed is None else needed
+        simulator = Simulator(traced, policy, None, None, workspace, kept_bytes=kept)
         return simulator.simulate(budget)
+
+    def workspaces(self, *args: P.args, **kwargs: P.kwargs) -> tuple[int, ...]:
+        """Bytes of XLA's temporary memory for each operation of a call, as for `simulate`.
+
+        Raises:
+          RuntimeError: no call with such arguments was made before, which compiles the operations.
+        """
+        static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
+        signature = self._signatures.get((tree, static, tuple(map(leaf_key, leaves))))
+        if signature is None or signature.workspaces is None:
+            raise RuntimeError("what operations need is known once they were compiled: call first")
+        return tuple(signature.workspaces)
 
     def _placed_on(self) -> jax.Device:
         return self._runtime.device if self._runtime else self._device or jax.devices()[0]

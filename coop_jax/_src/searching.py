@@ -20,7 +20,7 @@ from typing import Any
 from coop_jax._src import budget as budgets
 from coop_jax._src import policies
 from coop_jax._src.measured import MeasuredCosts
-from coop_jax._src.simulation import Profile, Simulation, Simulator, traced_of
+from coop_jax._src.simulation import Profile, Simulation, Simulator, Workspace, traced_of
 from coop_jax._src.traced import TracedProgram
 
 
@@ -53,7 +53,7 @@ def min_budget(
     static_argnums: int | Sequence[int] = (),
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
-    workspace: int | str | None = None,
+    workspace: Workspace = None,
     alternatives: bool = True,
     resolution: float = 0.002,
     **kwargs: Any,
@@ -69,8 +69,7 @@ def min_budget(
       static_argnums: positions of arguments that are Python values.
       device_profile: what to plan and to price for, as for `simulate`.
       costs: measured seconds to price the operations with, from `record_costs`.
-      workspace: bytes of XLA's temporary memory, part of the budget; that of a real run is
-        `step.runtime.stats().workspace_bytes`.
+      workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
       alternatives: as for `simulate`.
       resolution: how close to the smallest, as a share of the unbudgeted peak.
       **kwargs: the function's keyword arguments.
@@ -116,7 +115,7 @@ def cutoff_budget(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     device_profile: Profile = None,
-    workspace: int | str | None = None,
+    workspace: Workspace = None,
     resolution: float = 0.002,
     **kwargs: Any,
 ) -> int:
@@ -129,8 +128,7 @@ def cutoff_budget(
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
       device_profile: what to plan and to price for, as for `simulate`.
-      workspace: bytes of XLA's temporary memory, part of the budget; that of a real run is
-        `step.runtime.stats().workspace_bytes`.
+      workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
       resolution: how close to the largest, as a share of the unbudgeted peak.
       **kwargs: the function's keyword arguments.
 
@@ -169,7 +167,7 @@ def sweep(
     static_argnums: int | Sequence[int] = (),
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
-    workspace: int | str | None = None,
+    workspace: Workspace = None,
     alternatives: bool = True,
     give_up: float = 16.0,
     progress: bool = True,
@@ -187,8 +185,7 @@ def sweep(
       static_argnums: positions of arguments that are Python values.
       device_profile: what to plan and to price for, as for `simulate`.
       costs: measured seconds to price the operations with, from `record_costs`.
-      workspace: bytes of XLA's temporary memory, part of the budget; that of a real run is
-        `step.runtime.stats().workspace_bytes`.
+      workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
       alternatives: as for `simulate`.
       give_up: a plan that recomputes this many times as many operations as there are counts as not
         feasible, and is given up; less makes sweeps of hopeless budgets shorter.

@@ -98,6 +98,10 @@ class Simulation:
         return self.plan.actions
 
 
+# The most temporary memory of an operation, or that of each.
+Workspace = int | str | Sequence[int] | None
+
+
 class Simulator:
     """A program with everything that a simulation depends on but the budget."""
 
@@ -107,16 +111,25 @@ class Simulator:
         policy: str | policies.Policy,
         device_profile: Profile,
         costs: MeasuredCosts | None,
-        workspace: int | str | None,
+        workspace: Workspace,
         alternatives: bool = True,
         give_up: float = 16.0,
-        needed: Sequence[int] = (),
+        kept_bytes: int = 0,
     ):
-        """Takes what `simulate` takes; `needed` is the workspace of each operation, if known."""
+        """Takes what `simulate` takes; `kept_bytes` of workspace are reserved in any case."""
         if workspace is None:
             workspace = costs.workspace_bytes if costs is not None else 0
-        checked = workspace and budgets.check_budget(workspace, fraction_allowed=False)
-        assert isinstance(checked, int)
+        if isinstance(workspace, (int, str)):
+            needed: Sequence[int] = ()
+            checked = workspace and budgets.check_budget(workspace, fraction_allowed=False)
+            assert isinstance(checked, int)
+        else:
+            needed, checked = tuple(workspace), kept_bytes
+            if len(needed) != len(traced.program.operations):
+                raise ValueError(
+                    f"workspace has {len(needed)} entries, and the program"
+                    f" {len(traced.program.operations)} operations"
+                )
         named = profile_of(device_profile)
         default = cost_models.profile_for(jax.devices()[0].platform)
         self.traced = traced
@@ -272,7 +285,7 @@ def simulate(
     static_argnums: int | Sequence[int] = (),
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
-    workspace: int | str | None = None,
+    workspace: Workspace = None,
     alternatives: bool = True,
     **kwargs: Any,
 ) -> Simulation:
@@ -291,8 +304,9 @@ def simulate(
         short run the first time), or a `DeviceProfile`; None for what the runtime plans with on the
         default device, or for what a loaded program says.
       costs: measured seconds to price the operations with, from `record_costs`. Decisions stay.
-      workspace: bytes of XLA's temporary memory; `step.runtime.stats().workspace_bytes` of a real
-        run. None for what `costs` have seen, or none.
+      workspace: bytes of XLA's temporary memory, for each operation (`step.workspaces(*args)` of a
+        real run), or the most (`step.runtime.stats().workspace_bytes`), which is then reserved
+        throughout. None for what `costs` have seen, or none.
       alternatives: whether variants of the policy are tried too where its own plan does not fit or
         is costly, as the runtime does. False shows a policy as it is.
       **kwargs: the function's keyword arguments.

@@ -28,13 +28,13 @@ def test_a_real_step_takes_the_actions_that_were_simulated(
     state: Any = jax.tree.map(np.array, network.init("small"))
     batch = network.setting("small").task.sample(0)
     free(state, batch)
-    stats = free.runtime.stats()
-    budget_bytes = int(0.5 * stats.peak_bytes)
+    workspaces = free.workspaces(*step.arguments)
+    budget_bytes = int(0.5 * free.runtime.stats().peak_bytes)
     program = coop_jax.trace_program(
         step.fn, *step.arguments, donate_argnums=step.donate_argnums, fusion=False
     )
     simulation = coop_jax.simulate(
-        program, budget=budget_bytes, policy=policy, workspace=stats.workspace_bytes
+        program, budget=budget_bytes, policy=policy, workspace=workspaces
     )
     assert simulation.rematerialisations > 50
 
@@ -65,7 +65,7 @@ def test_later_steps_of_a_training_do_what_was_simulated(network: str) -> None:
     """Parameters and optimizer state stay where the first step put them."""
     step = NETWORKS[network].make_step("small")
     training = real.Training(NETWORKS[network], step, None, "coop")
-    workspace = training.step.runtime.stats().workspace_bytes
+    workspace = training.step.workspaces(*step.arguments)
     program = coop_jax.trace_program(step.fn, *step.arguments, donate_argnums=0, fusion=False)
     simulation = coop_jax.simulate(program, budget=0.7, workspace=workspace)
     budgeted = real.Training(NETWORKS[network], step, simulation.budget_bytes, "coop")
