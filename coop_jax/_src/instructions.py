@@ -26,7 +26,7 @@ from coop_jax._src.kernels import KernelCache
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.placement import Placement
 from coop_jax._src.program import Operation, Program
-from coop_jax._src.workspaces import Provision
+from coop_jax._src.workspaces import Provision, refill_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class CompiledPlan:
       kept: values over the memory of a donated input that are results, each once: whoever holds the
         array holds the memory, as the input's holder did, so nothing needs to be lent.
       plan: what it was made of.
+      refill_seconds: expected for pages that go to XLA's workspace and come back.
       replay: the instructions in C++, once the executor has made it.
     """
 
@@ -107,6 +108,7 @@ class CompiledPlan:
     outputs: tuple[tuple[int, int, _core.SlotSpec | None], ...]
     kept: frozenset[int]
     plan: _core.Plan
+    refill_seconds: float
     replay: _core.Replay | None = None
 
 
@@ -166,6 +168,7 @@ def compile_plan(
         outputs=tuple(map(translator.place_of, program.outputs)),
         kept=frozenset(translator.kept),
         plan=plan,
+        refill_seconds=refill_seconds(provision, [number for number, _ in translator.workspaces]),
     )
     return compiled, translator.workspaces
 

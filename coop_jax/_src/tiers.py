@@ -22,6 +22,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+from coop_jax import _core
 from coop_jax._src import costs, placement, planning, policies, segments, switches, workspaces
 from coop_jax._src.compat import arrays
 from coop_jax._src.instructions import CompiledPlan
@@ -35,6 +36,9 @@ from coop_jax._src.unrolled import Unrolled, room_before, unrolled
 
 # Waking XLA's threads for an operation and waiting for them takes about so long, on two cores.
 _LAUNCH_SECONDS = 3e-5
+
+# To pass an array to an operation, or to take one from it, takes about so long.
+_ARRAY_SECONDS = 1e-6
 
 # Sizes of segments that are tried: halves of the largest, so many times.
 _SIZES = 6
@@ -52,8 +56,9 @@ _WORTH_IT = 0.97
 # A plan that recomputes so large a part of its operations is none of those that are looked for.
 _GIVE_UP = 0.5
 
-# The first two find the pool in other states than those that follow; the third says what one takes.
-_FIRST_CALLS = 3
+# The first two find the pool in other states than those that follow, the third sets up what C++
+# carries out; the next ones say what a call takes.
+_FIRST_CALLS = 5
 
 
 def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Signature:
@@ -94,10 +99,10 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
     """The best form with segments, compiled; None if there is none that is better."""
     assert signature.program is not None
     known = signature.plans.get(residency)
-    needed = signature.workspaces or []
-    now = _stats(runtime, signature.program, residency, needed) if known is None else known.stats
-    assert now is not None, "invariant: a program that ran has a plan"
+    if known is None:  # calls find the pool in another state each time
+        return None
     profile = runtime._settings.profile
+    now = _costs_of(signature.program, known.plan, known.refill_seconds)
     scale = _scale(now, profile, signature.tier.least_alone)
     best = _WORTH_IT * _seconds(now, profile, scale)
     for _ in range(_ATTEMPTS):
@@ -114,8 +119,8 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
         for kernel in differing:
             kernel.stands_apart = True
         if not differing:
-            stats = _stats(runtime, form.program, residency, form.workspaces or [])
-            if stats is not None and _seconds(stats, profile, scale) < best:
+            costs_now = _planned_costs(runtime, form.program, residency, form.workspaces or [])
+            if costs_now is not None and _seconds(costs_now, profile, scale) < best:
                 return form
     return None
 
@@ -124,7 +129,7 @@ def _expected_best(
     runtime: Runtime,
     signature: Signature,
     residency: Residency,
-    known: CompiledPlan | None,
+    known: CompiledPlan,
     best: float,
     scale: float,
 ) -> Signature | None:
@@ -132,8 +137,9 @@ def _expected_best(
     found: Program | None = None
     found_of: Unrolled | None = None
     for program, of in _forms(runtime, signature, known):
-        stats = _stats(runtime, program, residency, segments.temporary_bytes(program))
-        seconds = math.inf if stats is None else _seconds(stats, profile, scale)
+        needed = segments.temporary_bytes(program)
+        found_costs = _planned_costs(runtime, program, residency, needed)
+        seconds = math.inf if found_costs is None else _seconds(found_costs, profile, scale)
         if seconds < best:
             found, found_of, best = program, of, seconds
     if found is None:
@@ -150,7 +156,7 @@ def _expected_best(
 
 
 def _forms(
-    runtime: Runtime, signature: Signature, known: CompiledPlan | None
+    runtime: Runtime, signature: Signature, known: CompiledPlan
 ) -> Iterator[tuple[Program, Unrolled | None]]:
     """Programs with segments of several sizes; those of a plan, where it recomputes."""
     program, cache = signature.program, runtime._cache
@@ -163,7 +169,7 @@ def _forms(
             seen.add(len(form.operations))
             yield form, None
         limit = min(limit, max(segments.temporary_bytes(form), default=0)) / 2
-    if known is None or not known.stats["recomputations"]:
+    if not known.stats["recomputations"]:
         return
     written = unrolled(program, known.plan)
     outside = known.outside_bytes
@@ -174,10 +180,27 @@ def _forms(
             yield form, written
 
 
-def _stats(
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Costs:
+    """What a plan is expected to take.
+
+    Attributes:
+      estimated_seconds: of its operations, launches included.
+      launches: how many there are.
+      arrays: how many they take and return.
+      refill_seconds: for pages that go to XLA's workspace and come back.
+    """
+
+    estimated_seconds: float
+    launches: int
+    arrays: int
+    refill_seconds: float
+
+
+def _planned_costs(
     runtime: Runtime, program: Program, residency: Residency, needed: Sequence[int]
-) -> dict[str, float] | None:
-    """What a plan of the program counts, None where it does not fit; `needed`: workspaces."""
+) -> _Costs | None:
+    """Those of a plan of the program, None where it does not fit; `needed`: workspaces."""
     # One plan tells enough, and what thrashes is not wanted.
     policy = policies.where_nothing_is_known(policies.without_search(runtime.policy))
     settings = dataclasses.replace(
@@ -194,31 +217,41 @@ def _stats(
     if not plan.feasible:
         return None
     runs = [a[1] for a in plan.actions if len(a) == 4]
-    return {**plan.stats, "refill_seconds": workspaces.refill_seconds(provision, runs)}
+    return _costs_of(program, plan, workspaces.refill_seconds(provision, runs))
 
 
-def _work(stats: dict[str, float], profile: costs.DeviceProfile) -> float:
+def _costs_of(program: Program, plan: _core.Plan, refill_seconds: float) -> _Costs:
+    runs = [program.operations[a[1]] for a in plan.actions if len(a) == 4]
+    return _Costs(
+        plan.stats["compute_seconds"] + plan.stats["recompute_seconds"],
+        len(runs),
+        sum(len(op.operands) + len(op.results) for op in runs),
+        refill_seconds,
+    )
+
+
+def _work(found: _Costs, profile: costs.DeviceProfile) -> float:
     """Estimated seconds without those of launching."""
-    computing = stats["compute_seconds"] + stats["recompute_seconds"]
-    return max(0.0, computing - profile.launch_seconds * _launches(stats))
+    return max(0.0, found.estimated_seconds - profile.launch_seconds * found.launches)
 
 
-def _scale(stats: dict[str, float], profile: costs.DeviceProfile, measured: float) -> float:
+def _beside(found: _Costs) -> float:
+    """Seconds that are no work of operations, as measured."""
+    launching = _LAUNCH_SECONDS * found.launches + _ARRAY_SECONDS * found.arrays
+    return launching + found.refill_seconds
+
+
+def _scale(found: _Costs, profile: costs.DeviceProfile, measured: float) -> float:
     """By how much the work of operations takes longer or less here than their costs say.
 
     Costs are estimates; launches are not, so what they are worth must not depend on those.
     """
-    working, estimated = measured - _LAUNCH_SECONDS * _launches(stats), _work(stats, profile)
+    working, estimated = measured - _beside(found), _work(found, profile)
     if not (math.isfinite(measured) and working > 0 and estimated > 0):
         return 1.0
     return working / estimated
 
 
-def _seconds(stats: dict[str, float], profile: costs.DeviceProfile, scale: float) -> float:
+def _seconds(found: _Costs, profile: costs.DeviceProfile, scale: float) -> float:
     """What a call is expected to take."""
-    refill = stats.get("refill_seconds", 0.0)
-    return scale * _work(stats, profile) + refill + _LAUNCH_SECONDS * _launches(stats)
-
-
-def _launches(stats: dict[str, float]) -> float:
-    return stats["operations"] + stats["recomputations"]
+    return scale * _work(found, profile) + _beside(found)

@@ -13,7 +13,7 @@ A `run` is timed as a long training sees it: its operations run in segments from
 which otherwise waits until launching took as long as compiling (COOP_JAX_SEGMENTS is set to 1 here,
 unless it is set; 0 shows single operations).
 
-Run: python -m tests.benchmarks.compiled [--programs=gpt,unet] [--repeats=9] [--warmups=4]
+Run: python -m tests.benchmarks.compiled [--programs=gpt,unet] [--repeats=9] [--warmups=8]
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.benchmarks import machine, plain_jax
 _KNOWN = ("cnn", "gpt", "unet", "bilstm", "bert", "gpt3", "swin", "resnet50")
 _PROGRAMS = flags.DEFINE_list("programs", list(_KNOWN[:6]), f"Which of {', '.join(_KNOWN)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
-_WARMUPS = flags.DEFINE_integer("warmups", 4, "Rounds before, which compile.", lower_bound=1)
+_WARMUPS = flags.DEFINE_integer("warmups", 8, "Rounds before, which compile.", lower_bound=1)
 
 MIB = 2**20
 

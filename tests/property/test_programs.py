@@ -68,12 +68,12 @@ class Case:
         return step(*args)
 
     def check_segments(self) -> None:
-        """The fourth call of a function, whose operations run in segments, gives the same."""
+        """The sixth call of a function, whose operations run in segments, gives the same."""
         runtime = coop_jax.Runtime(None)
         program, donated = self.program, self.program.donate if self.donated else ()
         step = coop_jax.run(program.fn, donate_argnums=donated, runtime=runtime, fusion=True)
         with mock.patch.dict(os.environ, COOP_JAX_SEGMENTS="1"):
-            for _ in range(4):
+            for _ in range(6):
                 args = [
                     jax.device_put(x) if i in donated else x for i, x in enumerate(program.args)
                 ]
