@@ -39,6 +39,9 @@ _ON_THE_BEST = 0.7
 _MOST_PLANS = 2048
 _PATIENCE = 768
 
+# With so many searches for room a recomputation takes twice as long to plan.
+_SEARCHES = 64
+
 # Candidates planned at once; all are variants of what was best before any of them.
 _ROUND = 8
 
@@ -146,7 +149,7 @@ def improved(
                 candidates.append((start, hints, 0.0 if failed else seconds))
             plans = threads.map(plan_variant, *zip(*candidates, strict=True))
             for (start, hints, _), plan in zip(candidates, plans, strict=True):
-                spent += operations + plan.tried_recomputations
+                spent += operations + _effort_of_recomputing(plan)
                 if plan.stats["peak_outside_bytes"] > outside_bytes:
                     continue
                 if badness(plan) <= start.badness:
@@ -155,6 +158,15 @@ def improved(
             since = 0 if kept[0].badness < least else since + _ROUND
             bar.update()
     return kept[0].plan
+
+
+def _effort_of_recomputing(plan: _core.Plan) -> int:
+    """What planning its recomputations took, in operations planned.
+
+    The more has to make room, the more has to come back, and the longer each search looks at.
+    """
+    searches: int = plan.stats["searches"]
+    return int(plan.tried_recomputations * (1 + searches / _SEARCHES))
 
 
 class _Kinds:

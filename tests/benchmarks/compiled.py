@@ -9,7 +9,7 @@ Contenders: `jax.jit`; `run` with fusion and without, no budget; `jax.jit` with 
 around each layer, and around each of √n segments, where the network has them; `run` with fusion at
 50% and 30% of what the jitted step needs, and at what the one with checkpoints needs.
 
-A `run` is timed as a long training sees it: its operations run in segments from the second call on,
+A `run` is timed as a long training sees it: its operations run in segments from the sixth call on,
 which otherwise waits until launching took as long as compiling (COOP_JAX_SEGMENTS is set to 1 here,
 unless it is set; 0 shows single operations).
 
