@@ -2,7 +2,8 @@
 
 What is computed twice of the same operands is one value where operations are fused: a scan's body
 often computes something of its constants, and would hold it once for each step until the backward
-pass.
+pass. But what XLA fuses into what reads it costs less to compute again than to store; so of that
+only what is made of arguments in a few operations is one value.
 
 A scan's stacked outputs stay separate values (see `stacks`) until an operation needs the whole
 stack; a later scan over the same stack reads the originals. A scan over an array that lies in the
@@ -20,12 +21,15 @@ import numpy as np
 from coop_jax._src import branching, costs, grouping, primitives, refs, stacks
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
-from coop_jax._src.fusible import is_narrow
+from coop_jax._src.fusible import is_loop, is_narrow
 from coop_jax._src.grouping import SMALL_BYTES as SMALL_BYTES
 from coop_jax._src.grouping import is_group_body as is_group_body
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.refs import RefCell
 from coop_jax._src.stacks import Stack
+
+# So many operations away from arguments a loop's result is one value for all that compute it.
+_NEAR = 3
 
 
 class DynamicControlFlow(Exception):  # noqa: N818 - a signal, not an error
@@ -76,6 +80,7 @@ class Flattener:
         self._index_numbers: dict[int, int] = {}
         self._made: dict[Hashable, list[int]] = {}  # results by what computes them, to find again
         self._found_again: set[int] = set()  # storages
+        self._depths: dict[int, int] = {}  # of values: operations since an argument; 0 if missing
 
     def can_lie_in_pool(self, aval: Any) -> bool:
         """Whether the pool can hold a value of this dtype."""
@@ -171,10 +176,16 @@ class Flattener:
         """Adds an operation, if it is not there yet; returns the numbers of its results."""
         if not self._calls_apart or effectful or not kernel.recomputable:
             return self._emit_anew(kernel, operands, source, name_stack, effectful=effectful)
+        depth = 1 + max((self._depths.get(v, 0) for v in operands), default=0)
+        if depth > _NEAR and is_loop(kernel):
+            made = self._emit_anew(kernel, operands, source, name_stack)
+            self._depths.update(dict.fromkeys(made, depth))
+            return made
         key = kernel.key, tuple(operands)
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = self._emit_anew(kernel, operands, source, name_stack)
+            self._depths.update(dict.fromkeys(found, depth))
         else:
             self._found_again.update(self.storages[v] for v in found)
         return list(found)
