@@ -5,6 +5,9 @@ from typing import Any, TypeAlias, overload
 
 from typing_extensions import CapsuleType
 
+def return_freed_memory() -> None:
+    """Give memory that was freed back to the system, where the C library keeps it."""
+
 class SlotSpec:
     """Shape and element type of a slot; made once for each kind, reused for every slot."""
 

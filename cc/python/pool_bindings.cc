@@ -128,6 +128,9 @@ nb::object MakeCapsule(DLManagedTensor* tensor) {
 PoolMemory& MemoryOf(nb::handle pool) { return nb::cast<Pool&>(pool).memory(); }
 
 void BindPool(nb::module_& module) {
+  module.def("return_freed_memory", &ReturnFreedMemory,
+             "Give memory that was freed back to the system, where the C library keeps it.");
+
   nb::class_<SlotSpec>(module, "SlotSpec", "Shape and element type of a slot; made once, reused.")
       .def(nb::init<std::vector<int64_t>, int, int, int64_t>(), nb::arg("shape"),
            nb::arg("dlpack_type_code"), nb::arg("bits"), nb::arg("nbytes") = -1)

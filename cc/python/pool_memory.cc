@@ -10,6 +10,10 @@
 #include <string>
 #include <system_error>
 
+#ifdef __GLIBC__  // which the headers above define
+#include <malloc.h>
+#endif
+
 namespace coop::python {
 namespace {
 
@@ -34,6 +38,12 @@ int64_t PackedBytes(const std::vector<int64_t>& shape, int element_bits) {
 }
 
 }  // namespace
+
+void ReturnFreedMemory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 SlotSpec::SlotSpec(std::vector<int64_t> dimensions, int type_code, int element_bits,
                    int64_t bytes_or_minus_1)

@@ -54,6 +54,10 @@ struct SlotSpec {
   int64_t bytes;
 };
 
+// Gives memory that was freed back to the system, where the C library keeps it (glibc does, up to
+// twice the largest block that was freed).
+void ReturnFreedMemory();
+
 // A range of memory. Implementations own it, or keep its owner alive.
 class Arena {
  public:

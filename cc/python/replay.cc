@@ -170,6 +170,7 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
   nb::object results =
       Steal(PyObject_Vectorcall(launch.call.ptr(), pointers.data(), pointers.size(), nullptr));
   arguments.clear();
+  if (!launch.emptied.empty()) ReturnFreedMemory();  // the pool takes those pages again
   if (launch.consumes_input) {
     consumed = true;
     // The user's memory may be shared with what XLA does not write over: that is looked at.

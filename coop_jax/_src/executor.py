@@ -177,6 +177,8 @@ def _run(
         memory,
         consumed=[env[v] for v in run.forget] if run.consumes_input else None,
     )
+    if run.emptied:
+        _core.return_freed_memory()  # the pool takes those pages again
     # The first call of an executable sets up JAX's dispatch: its time says nothing.
     seconds = run.executable.kernel.cost_seconds if first else time.perf_counter() - begin
     if counters.recorder is not None and not first:
