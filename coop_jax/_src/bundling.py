@@ -25,9 +25,8 @@ from coop_jax._src.merging import merged
 
 if TYPE_CHECKING:
     from coop_jax._src.flattening import Flattener, RawOperation
-    from coop_jax._src.kernels import Kernel
 
-# In `DeviceProfile.small_seconds`: the work of one of them, and of all of them together.
+# In `DeviceProfile.smallness`: the work of one of them, and of all of them together.
 _SMALL = 4.0
 _TOGETHER = 8.0
 
@@ -74,7 +73,7 @@ class _Bundler:
         demanding = max((self._at_once([op]) for op in operations), default=0)
         self._most_at_once = min(demanding, _OF_THE_PEAK * self._peak())
         self._open: list[int] = []
-        self._seconds = 0.0
+        self._work = 0.0
         self._equations = 0
 
     def _peak(self) -> int:
@@ -97,15 +96,15 @@ class _Bundler:
 
     def take(self, number: int) -> None:
         op = self._operations[number]
-        seconds = self._work(op.kernel)
-        small = seconds <= _SMALL * self._profile.small_seconds and may_be_bundled(op)
-        if not small or not self._fits(op, seconds):
+        work = self._profile.smallness(op.kernel.flops, op.kernel.moved_bytes)
+        small = work <= _SMALL and may_be_bundled(op)
+        if not small or not self._fits(op, work):
             self.close()
         if not small:
             self.made.append(op)
             return
         self._open.append(number)
-        self._seconds += seconds
+        self._work += work
         self._equations += len(op.kernel.equations)
 
     def close(self) -> None:
@@ -122,17 +121,11 @@ class _Bundler:
             ]
             self.made.append(merged(members, self._flattener, self._returned, results))
         self._open = []
-        self._seconds = 0.0
+        self._work = 0.0
         self._equations = 0
 
-    def _work(self, kernel: Kernel) -> float:
-        return (
-            costs.cost_seconds(self._profile, kernel.flops, kernel.moved_bytes)
-            - self._profile.launch_seconds
-        )
-
-    def _fits(self, op: RawOperation, seconds: float) -> bool:
-        if self._seconds + seconds > _TOGETHER * self._profile.small_seconds:
+    def _fits(self, op: RawOperation, work: float) -> bool:
+        if self._work + work > _TOGETHER:
             return False
         if self._equations + len(op.kernel.equations) > _EQUATIONS:
             return False

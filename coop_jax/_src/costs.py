@@ -25,7 +25,8 @@ class DeviceProfile:
       bytes_per_second: memory bandwidth.
       launch_seconds: fixed cost of one operation.
       alignment_bytes: of what XLA allocates there.
-      small_seconds: operations whose work takes a few times that may run together with neighbours.
+      small_flops, small_bytes: operations that do a few times that may run together with
+        neighbours; what a device does while it launches one if None.
       expensive_passes: over its output, from which an operation counts as expensive.
     """
 
@@ -34,7 +35,8 @@ class DeviceProfile:
     bytes_per_second: float
     launch_seconds: float
     alignment_bytes: int = 256
-    small_seconds: float = 5e-6
+    small_flops: float | None = None
+    small_bytes: float | None = None
     expensive_passes: float = 6.0
 
     @property
@@ -46,6 +48,12 @@ class DeviceProfile:
         """
         return self.expensive_passes / self.bytes_per_second
 
+    def smallness(self, flops: float, moved_bytes: float) -> float:
+        """The work of an operation in units of a small one."""
+        small_flops = self.small_flops or self.launch_seconds * self.flops_per_second
+        small_bytes = self.small_bytes or self.launch_seconds * self.bytes_per_second
+        return max(flops / small_flops, moved_bytes / small_bytes)
+
 
 # Of two cores with AVX-512, from what the operations of the benchmarks' networks take there: caches
 # serve most of them, and a launch has to wake XLA's threads.
@@ -55,7 +63,8 @@ CPU = DeviceProfile(
     bytes_per_second=6e10,
     launch_seconds=2e-5,
     alignment_bytes=64,
-    small_seconds=1.2e-6,
+    small_flops=3e5,
+    small_bytes=6e4,
     expensive_passes=30.0,  # else what a launch costs makes all but the largest outputs expensive
 )
 GPU = DeviceProfile("gpu", flops_per_second=1.5e13, bytes_per_second=1.5e12, launch_seconds=5e-6)
