@@ -98,9 +98,8 @@ def _may_be_segmented(runtime: Runtime) -> bool:
 def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> Signature | None:
     """The best form with segments, compiled; None if there is none that is better."""
     assert signature.program is not None
-    known = signature.plans.get(residency)
-    if known is None:  # calls find the pool in another state each time
-        return None
+    # Where calls find the pool in another state each time, the last plan stands for the next.
+    known = signature.plans.get(residency) or next(reversed(signature.plans.values()))
     profile = runtime._settings.profile
     now = _costs_of(signature.program, known.plan, known.refill_seconds)
     scale = _scale(now, profile, signature.tier.least_alone)
