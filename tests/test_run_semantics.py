@@ -231,7 +231,7 @@ def test_callbacks_run_once_and_are_not_replayed() -> None:
             total = total * jnp.cos(kept.pop() @ w)
         return total
 
-    for budget in (None, 0.85):
+    for budget in (None, 0.9):
         seen.clear()
         step = coop_jax.run(fn, budget=budget)
         step(X, W)

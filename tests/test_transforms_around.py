@@ -131,7 +131,7 @@ def test_residuals_are_kept_where_they_fit(front_end: str, seconds: list[str]) -
     peak_bytes = reference.runtime.stats().peak_bytes
     assert seconds == ["kept"]
     found = {}
-    for share in (1.25, 0.5, 0.35):
+    for share in (1.25, 0.5, 0.4):
         budgeted = make(front_end, loss, int(share * peak_bytes))
         seconds.clear()
         for _ in range(3):

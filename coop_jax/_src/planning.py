@@ -211,15 +211,15 @@ class WorkspacePlanner:
 
     def smallest_budget(self, settings: PlanSettings, needed: Sequence[int]) -> int | None:
         """The least budget, to 1%, that would do; None if none is found in some seconds."""
-        way = provisions(needed, self._kept_bytes, self._capacity_bytes)[:2][-1]
-        return smallest_budget(
-            self._program,
-            self._engine_program(way),
-            self._residency,
-            settings,
-            way.reserved_bytes,
-            self._capacity_bytes,
-        )
+        plain = dataclasses.replace(settings, policy=policies.without_search(settings.policy))
+
+        def feasible(budget: int) -> bool:
+            planner = WorkspacePlanner(
+                self._program, self._engine_program, self._residency, budget, self._kept_bytes
+            )
+            return bool(planner.plan(plain, needed)[0].feasible)
+
+        return _smallest(feasible, self._capacity_bytes, settings.alignment_bytes)
 
     def _make(self, settings: PlanSettings, way: Provision) -> _core.Plan:
         return make_plan(
@@ -273,13 +273,8 @@ def _outside_inputs(program: Program, residency: Residency) -> int:
     return sum(storages.values())
 
 
-def smallest_budget(
-    program: Program,
-    engine_program: _core.Program,
-    residency: Residency,
-    settings: PlanSettings,
-    workspace_bytes: int,
-    known_infeasible: int,
+def _smallest(
+    feasible: Callable[[int], bool], known_infeasible: int, resolution: int
 ) -> int | None:
     """The least budget, to 1%, at which the call would fit; found by planning, nothing runs.
 
@@ -287,27 +282,13 @@ def smallest_budget(
     answer, None if there is none.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
-    settings = dataclasses.replace(settings, policy=policies.without_search(settings.policy))
-
-    def feasible(budget: int) -> bool:
-        return bool(
-            make_plan(
-                program,
-                engine_program,
-                residency,
-                settings,
-                capacity_bytes=budget,
-                workspace_bytes=workspace_bytes,
-            ).feasible
-        )
-
     high = max(1, known_infeasible)
     while not feasible(high):
         high *= 2
         if high > UNLIMITED_BYTES or time.monotonic() > deadline:
             return None
     low = high // 2
-    while high - low > max(settings.alignment_bytes, high // 100):
+    while high - low > max(resolution, high // 100):
         if time.monotonic() > deadline:
             break
         middle = (low + high) // 2
