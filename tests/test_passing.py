@@ -15,7 +15,7 @@ from conftest import assert_same_bits
 import coop_jax
 from coop_jax import _core
 from coop_jax._src import passing
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arguments, arrays
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.planning import ADOPT, FOREIGN, OUTSIDE, Residency
 
@@ -82,7 +82,7 @@ def test_everyday_arrays_are_told_from_others() -> None:
     deleted.delete()
     leaves: list[Any] = [jnp.ones(4), np.ones(4, np.float32), 1.0, jax.random.key(0), jnp.ones(3)]
     avals = [jnp.ones(4).aval] * 5
-    reader = arrays.argument_reader(DEVICE)
+    reader = arguments.argument_reader(DEVICE)
     assert reader.unlike(leaves, avals) == [1, 2, 3, 4]
     assert reader.unlike([deleted], avals[:1]) == [0]
     put = jax.device_put(jnp.ones(4), DEVICE)
@@ -179,7 +179,7 @@ def test_calls_of_other_kinds_in_between() -> None:
     ],
 )
 def test_values_of_the_host(value: Any) -> None:
-    found, wanted = arrays.from_host(value, DEVICE), jax.device_put(value, DEVICE)
+    found, wanted = arguments.from_host(value, DEVICE), jax.device_put(value, DEVICE)
     assert found.aval == wanted.aval
     assert_same_bits(found, wanted)
 

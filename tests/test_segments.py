@@ -13,7 +13,7 @@ from conftest import assert_same_bits
 from jax import lax
 
 import coop_jax
-from coop_jax._src import kernels, segments, tiers
+from coop_jax._src import isolation, kernels, planned, segments, tiers
 from coop_jax._src.compat import calls, hlo
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.signatures import Signature, Tier
@@ -235,22 +235,20 @@ def test_whoever_looks_for_nans_is_told_the_operation(at_once: None) -> None:
 def test_a_form_that_does_not_fit_any_more_is_given_up(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coop_jax._src import run as run_module
-
     step = coop_jax.run(lambda x: jnp.tanh(x @ x) @ x, fusion=True)
     x = jnp.eye(64) / 3
     for _ in range(6):
         expected = step(x)
     form = signature_of(step).tier.segmented
     assert form is not None
-    original = run_module.plan_of
+    original = planned.plan_of
 
     def refused(runtime: Any, signature: Any, *args: Any, **kwargs: Any) -> Any:
         if signature is form:
             raise BudgetExceededError.__new__(BudgetExceededError)
         return original(runtime, signature, *args, **kwargs)
 
-    monkeypatch.setattr(run_module, "plan_of", refused)
+    monkeypatch.setattr(planned, "plan_of", refused)
     assert_same_bits(step(x), expected)
     assert signature_of(step).tier.segmented is None
 
@@ -303,7 +301,7 @@ W = jax.ShapeDtypeStruct((48, 48), jnp.float32)
 def test_members_are_compiled_as_alone() -> None:
     segment, executable = segment_of(lambda x, w: (jnp.tanh(jnp.tanh(x @ w) @ w) @ w).sum(0), X, W)
     assert len(segment.members) > 2
-    assert segments.differing([executable]) == []
+    assert isolation.differing([executable]) == []
 
 
 def test_members_that_xla_mixes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +310,7 @@ def test_members_that_xla_mixes_are_found(monkeypatch: pytest.MonkeyPatch) -> No
         calls, "apart", lambda function, operands, name: function(*operands), raising=True
     )
     segment, executable = segment_of(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w).sum(0), X, W)
-    found = segments.differing([executable])
+    found = isolation.differing([executable])
     assert {id(k) for k in found} == {id(m.kernel) for m in segment.members}
 
 
@@ -326,7 +324,7 @@ def test_a_member_that_became_something_else_is_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(kernels.Kernel, "called", otherwise)
     segment, executable = segment_of(lambda x, w: (jnp.cos(x) @ w) @ w, X, W)
-    found = segments.differing([executable])
+    found = isolation.differing([executable])
     assert [k.label for k in found] == ["cos"]
     assert len(segment.members) == 3
 

@@ -1,9 +1,6 @@
 """From a jaxpr to raw operations: calls inlined, scans unrolled, cheap calls grouped, views found.
 
-What is computed twice of the same operands is one value where operations are fused: a scan's body
-often computes something of its constants, and would hold it once for each step until the backward
-pass. But what XLA fuses into what reads it costs less to compute again than to store; so of that
-only what is made of arguments in a few operations is one value.
+What is computed twice of the same operands is one value where operations are fused (see `sharing`).
 
 A scan's stacked outputs stay separate values (see `stacks`) until an operation needs the whole
 stack; a later scan over the same stack reads the originals. A scan over an array that lies in the
@@ -13,7 +10,7 @@ pool reads views of it. A `cond` of cheap branches becomes a selection (see `bra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +18,13 @@ import numpy as np
 from coop_jax._src import branching, costs, grouping, primitives, refs, stacks
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
-from coop_jax._src.fusible import is_loop, is_narrow
+from coop_jax._src.fusible import is_narrow
 from coop_jax._src.grouping import SMALL_BYTES as SMALL_BYTES
 from coop_jax._src.grouping import is_group_body as is_group_body
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.refs import RefCell
+from coop_jax._src.sharing import Made
 from coop_jax._src.stacks import Stack
-
-# So many operations away from arguments a loop's result is one value for all that compute it.
-_NEAR = 3
 
 
 class DynamicControlFlow(Exception):  # noqa: N818 - a signal, not an error
@@ -78,9 +73,7 @@ class Flattener:
         self.fixed_outside: set[int] = set()
         self._constant_numbers: dict[int, int] = {}
         self._index_numbers: dict[int, int] = {}
-        self._made: dict[Hashable, list[int]] = {}  # results by what computes them, to find again
-        self._found_again: set[int] = set()  # storages
-        self._depths: dict[int, int] = {}  # of values: operations since an argument; 0 if missing
+        self._made = Made()
 
     def can_lie_in_pool(self, aval: Any) -> bool:
         """Whether the pool can hold a value of this dtype."""
@@ -101,10 +94,11 @@ class Flattener:
         atoms += [x.current for x in given if isinstance(x, RefCell)]
         outputs = [self._whole_block(self.number(a)) for a in atoms]
         # Results that were written as two are two arrays: who gives one away keeps the other.
+        found_again = {self.storages[number] for number in self._made.found_again}
         seen = set[int]()
         for k, number in enumerate(outputs):
             storage = self.storages[number]
-            if storage in seen and storage in self._found_again:
+            if storage in seen and storage in found_again:
                 outputs[k] = self._copied(number)
             seen.add(storage)
         return inputs, outputs
@@ -119,7 +113,7 @@ class Flattener:
 
     def _copied(self, number: int) -> int:
         kernel = self.cache.from_function(lambda x: x.copy(), [self.avals[number]])
-        return self._emit_anew(kernel, [number])[0]
+        return self.emit(kernel, [number], anew=True)[0]
 
     def _new(self, aval: Any, view_of: int | None = None, at_bytes: int = 0) -> int:
         number = len(self.avals)
@@ -172,37 +166,21 @@ class Flattener:
         name_stack: str = "",
         *,
         effectful: bool = False,
+        anew: bool = False,
     ) -> list[int]:
-        """Adds an operation, if it is not there yet; returns the numbers of its results."""
-        if not self._calls_apart or effectful or not kernel.recomputable:
-            return self._emit_anew(kernel, operands, source, name_stack, effectful=effectful)
-        depth = 1 + max((self._depths.get(v, 0) for v in operands), default=0)
-        if depth > _NEAR and is_loop(kernel):
-            made = self._emit_anew(kernel, operands, source, name_stack)
-            self._depths.update(dict.fromkeys(made, depth))
-            return made
-        key = kernel.key, tuple(operands)
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._emit_anew(kernel, operands, source, name_stack)
-            self._depths.update(dict.fromkeys(found, depth))
-        else:
-            self._found_again.update(self.storages[v] for v in found)
-        return list(found)
+        """Adds an operation; returns the numbers of its results.
 
-    def _emit_anew(
-        self,
-        kernel: Kernel,
-        operands: Sequence[int],
-        source: str = "",
-        name_stack: str = "",
-        *,
-        effectful: bool = False,
-    ) -> list[int]:
+        Where operations are fused those of one that is there already, if not `anew`.
+        """
+        sharing = self._calls_apart and not (anew or effectful)
+        if sharing and (found := self._made.find(kernel, operands)) is not None:
+            return found
         results = [self._new(aval) for aval in kernel.out_avals]
         self.operations.append(
             RawOperation(kernel, tuple(operands), tuple(results), source, name_stack, effectful)
         )
+        if sharing:
+            self._made.note(kernel, operands, results)
         return results
 
     def _walk(

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from coop_jax._src.arguments import check_leaves
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import arguments, arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.planning import Residency
@@ -38,7 +38,7 @@ class LeafKinds:
     def __init__(self, leaves: Sequence[Any], device: jax.Device):
         self.keys = tuple(map(leaf_key, leaves))
         self._avals = [jaxprs.aval_of(x) for x in leaves]
-        self._reader = arrays.argument_reader(device)
+        self._reader = arguments.argument_reader(device)
 
     def match(self, leaves: list[Any]) -> bool:
         """Whether these leaves are of those kinds.
@@ -110,7 +110,7 @@ def read_inputs(given: Sequence[Any], kinds: InputKinds, device: jax.Device) -> 
       ValueError: an array was put elsewhere, or lies on several devices.
     """
     found = list(given)
-    places, committed, others = arrays.argument_reader(device).read(found, kinds.plain)
+    places, committed, others = arguments.argument_reader(device).read(found, kinds.plain)
     from_host = [n for n in others if not isinstance(found[n], jax.Array)]
     for n in others:
         committed = committed or arrays.is_committed(found[n])
@@ -126,7 +126,7 @@ def as_array(value: Any, device: jax.Device) -> jax.Array:
       ValueError: it was put elsewhere, or lies on several devices.
     """
     if not isinstance(value, jax.Array):
-        value = arrays.from_host(value, device)
+        value = arguments.from_host(value, device)
     value = arrays.on_device(value, device)
     arrays.wait(value)
     if getattr(value, "weak_type", False):
@@ -183,7 +183,7 @@ def residency_of(inputs: Inputs, kinds: InputKinds, memory: PoolMemory) -> Resid
     else may read (another array, a NumPy view), is only read, whatever was donated. Of inputs that
     share a block of the pool the first stands for it; the others count as outside, which is safe.
     """
-    reader = arrays.argument_reader(memory.device)
+    reader = arguments.argument_reader(memory.device)
     where, offsets, donated, others = reader.lie(
         memory.pool, inputs.arrays, inputs.places, kinds.disposable, arrays.drop_numpy_view
     )
@@ -212,7 +212,7 @@ def as_results(
       device: of the call.
     """
     results = list(values)
-    wrapped = set(arrays.argument_reader(device).unlike(results, avals, inputs.committed))
+    wrapped = set(arguments.argument_reader(device).unlike(results, avals, inputs.committed))
     # An argument that is returned is another array; what the host may change has to be copied.
     given = {id(x) for x in inputs.arrays}
     wrapped.update(n for n, x in enumerate(results) if id(x) in given)

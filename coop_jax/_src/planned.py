@@ -1,4 +1,4 @@
-"""The plan of a call of `run`: made once for each state of the pool, then repeated.
+"""A call of `run` by plan: made once for each state of the pool, then repeated.
 
 Model: a step that gives back what it was given (donated arrays at their addresses) finds the pool
 as it left it, so its second or third plan is the last one. Where a caller keeps what a step
@@ -10,13 +10,21 @@ Thread rule: under the runtime's lock. Cost: a plan, or several; compiling what 
 from __future__ import annotations
 
 import dataclasses
+import time
+
+import jax
 
 from coop_jax._src import policies
+from coop_jax._src.errors import BudgetExceededError
+from coop_jax._src.executor import execute
 from coop_jax._src.instructions import CompiledPlan, compile_plan
+from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.passing import Inputs, delete_donated, prepare, residency_of
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature, compile_all, exceeded, planner_of
+from coop_jax._src.tiers import form_of
 
 # Plans are kept for so many different states of the pool for each signature.
 _KEPT = 16
@@ -84,3 +92,65 @@ def _make(
             return compiled
         for number, nbytes in used:
             needed[number] = max(needed[number], nbytes)
+
+
+def run_planned(
+    runtime: Runtime,
+    signature: Signature,
+    inputs: Inputs,
+    interrupts: DeferredInterrupts,
+    *,
+    fused: bool,
+) -> list[jax.Array]:
+    """Carries out a call of a program that is known ahead, in the form that serves it best.
+
+    Args:
+      runtime: where to run.
+      signature: the program, and what was made of it so far.
+      inputs: arrays for the program's inputs; changed.
+      interrupts: checked between operations, until a donated input is consumed.
+      fused: whether operations were fused, for an error message.
+
+    Returns:
+      The results, then the last contents of each input that is a reference.
+
+    Raises:
+      BudgetExceededError: the budget does not suffice.
+    """
+    assert signature.program is not None
+    begin = time.perf_counter()
+    memory = runtime.memory()
+    prepare(inputs, signature.kinds)
+    residency = residency_of(inputs, signature.kinds, memory)
+    form = form_of(runtime, signature, residency)
+    program = form.program
+    assert program is not None
+    try:
+        plan = plan_of(runtime, form, program, residency, fused=fused)
+    except BudgetExceededError:
+        if form is not signature:
+            signature.tier.give_up()
+        elif not runtime.drop_residuals():
+            raise
+        return run_planned(runtime, signature, inputs, interrupts, fused=fused)
+    counters = runtime._counters
+    measured = counters.compute_seconds
+    constants, verifier = signature.constants, runtime.verifier()
+    given = inputs.arrays
+    values = execute(plan, program, given, constants, memory, counters, interrupts, verifier)
+    stats = plan.stats
+    if form.unrolled is not None:
+        # Its segments hold first runs and recomputations: what they took is shared out.
+        stats = form.unrolled.counted(stats)
+        again = form.unrolled.recompute_share * (counters.compute_seconds - measured)
+        counters.compute_seconds -= again
+        counters.recompute_seconds += again
+    runtime.count(
+        stats,
+        peak_bytes=plan.stats["peak_in_use_bytes"] + plan.reserved_workspace_bytes,
+        outside_bytes=plan.outside_bytes,
+        workspace_bytes=plan.workspace_bytes,
+    )
+    delete_donated(residency, given, values)
+    signature.tier.ran(time.perf_counter() - begin)
+    return values

@@ -205,7 +205,7 @@ class WorkspacePlanner:
                 break
         assert best is not None
         _, plan, way = best
-        if plain.policy is not settings.policy and settings.alternatives:
+        if settings.policy.search_effort and settings.alternatives:
             plan = self._make(settings, way)
         return plan, way
 

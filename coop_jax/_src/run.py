@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -26,29 +25,22 @@ from coop_jax._src.arguments import (
 )
 from coop_jax._src.compat import arrays, jaxprs, transforms
 from coop_jax._src.compat import refs as compat_refs
-from coop_jax._src.errors import BudgetExceededError
-from coop_jax._src.executor import execute
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.online import run_online
 from coop_jax._src.passing import (
-    Inputs,
     LeafKinds,
     as_array,
     as_results,
     contents_of,
-    delete_donated,
     input_kinds,
     leaf_key,
-    prepare,
     read_inputs,
-    residency_of,
 )
-from coop_jax._src.planned import plan_of
+from coop_jax._src.planned import run_planned
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
 from coop_jax._src.simulation import Simulation, Simulator
-from coop_jax._src.tiers import form_of
 from coop_jax._src.traced import TracedProgram, traced_program
 
 P = ParamSpec("P")
@@ -323,55 +315,10 @@ class BudgetedFunction(Generic[P, R]):
         if signature.program is None:
             values = run_online(runtime, signature, inputs.arrays, interrupts)
         else:
-            values = self._run_planned(runtime, signature, inputs, interrupts)
+            values = run_planned(runtime, signature, inputs, interrupts, fused=self._fusion)
         if refs:
             last = values[len(signature.out_avals) :]
             values = values[: len(signature.out_avals)]
             for ref, value in zip(refs, last, strict=True):
                 compat_refs.set_contents(ref, arrays.committed(value))
         return as_results(values, signature.out_avals, inputs, runtime.device)
-
-    def _run_planned(
-        self,
-        runtime: Runtime,
-        signature: Signature,
-        inputs: Inputs,
-        interrupts: DeferredInterrupts,
-    ) -> list[jax.Array]:
-        assert signature.program is not None
-        begin = time.perf_counter()
-        memory = runtime.memory()
-        prepare(inputs, signature.kinds)
-        residency = residency_of(inputs, signature.kinds, memory)
-        form = form_of(runtime, signature, residency)
-        program = form.program
-        assert program is not None
-        try:
-            plan = plan_of(runtime, form, program, residency, fused=self._fusion)
-        except BudgetExceededError:
-            if form is not signature:
-                signature.tier.give_up()
-            elif not runtime.drop_residuals():
-                raise
-            return self._run_planned(runtime, signature, inputs, interrupts)
-        counters = runtime._counters
-        measured = counters.compute_seconds
-        constants, verifier = signature.constants, runtime.verifier()
-        given = inputs.arrays
-        values = execute(plan, program, given, constants, memory, counters, interrupts, verifier)
-        stats = plan.stats
-        if form.unrolled is not None:
-            # Its segments hold first runs and recomputations: what they took is shared out.
-            stats = form.unrolled.counted(stats)
-            again = form.unrolled.recompute_share * (counters.compute_seconds - measured)
-            counters.compute_seconds -= again
-            counters.recompute_seconds += again
-        runtime.count(
-            stats,
-            peak_bytes=plan.stats["peak_in_use_bytes"] + plan.reserved_workspace_bytes,
-            outside_bytes=plan.outside_bytes,
-            workspace_bytes=plan.workspace_bytes,
-        )
-        delete_donated(residency, given, values)
-        signature.tier.ran(time.perf_counter() - begin)
-        return values

@@ -7,7 +7,7 @@ only other members read never leaves the executable, whose temporary memory it t
 (see `bundling`), segments may therefore be chosen by the budget: the whole program where there is
 room, a few operations where values have to go and come back.
 
-That XLA did keep them apart is not taken for granted: `differing` compares what it made of each
+That XLA did keep them apart is not taken for granted: `isolation` compares what it made of each
 member with what it made of the operation alone. What buffers share is not compared: XLA lets a
 kernel write over an operand only where both have one layout and each element is read before it is
 written, by the same instructions.
@@ -23,7 +23,7 @@ operations and their operands.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,7 +31,6 @@ import numpy as np
 
 from coop_jax._src import costs
 from coop_jax._src.compat import arrays, calls
-from coop_jax._src.executables import Executable
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.program import Operation, Program, releases_of
 
@@ -352,29 +351,3 @@ def temporary_bytes(program: Program) -> list[int]:
         else _workspace(op.kernel)
         for op in program.operations
     ]
-
-
-def differing(executables: Iterable[Executable]) -> list[Kernel]:
-    """Members that XLA did not compile as it compiles the operation alone.
-
-    Args:
-      executables: of segments.
-    """
-    found: dict[int, Kernel] = {}
-    for executable in executables:
-        segment = executable.kernel
-        assert isinstance(segment, Segment)
-        module = executable.module()
-        called = {} if module is None else module.calls(calls.ATTRIBUTE)
-        for number, member in enumerate(segment.members):
-            computation = called.get(str(number))
-            structure = (
-                None if module is None or computation is None else module.structure(computation)
-            )
-            if structure is None or structure not in _structures(member.kernel):
-                found[id(member.kernel)] = member.kernel
-    return list(found.values())
-
-
-def _structures(kernel: Kernel) -> set[str]:
-    return {s for s in (e.structure() for e in kernel.executables()) if s is not None}

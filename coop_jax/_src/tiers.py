@@ -23,7 +23,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from coop_jax import _core
-from coop_jax._src import costs, placement, planning, policies, segments, switches, workspaces
+from coop_jax._src import (
+    costs,
+    isolation,
+    placement,
+    planning,
+    policies,
+    segments,
+    switches,
+    workspaces,
+)
 from coop_jax._src.compat import arrays
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.placement import Placement
@@ -109,7 +118,7 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
         if form is None or form.program is None:
             return None
         compile_all(form, form.program, runtime)
-        differing = segments.differing(
+        differing = isolation.differing(
             executable
             for op in form.program.operations
             if isinstance(op.kernel, Segment)

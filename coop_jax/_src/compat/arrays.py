@@ -11,7 +11,6 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import jax
@@ -26,8 +25,6 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import jaxlib_extension_version as _jaxlib_extension_version
 from jax._src.random import prng as _prng
 from jaxlib import _jax
-
-from coop_jax._core import ArgumentReader
 
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _NAMED_DLPACK = {  # (type code, bits) of dtypes that NumPy has no kind for
@@ -144,33 +141,6 @@ def runs_synchronously(device: jax.Device) -> bool:
     return device.platform == "cpu" and _flag_was_cleared_in_time
 
 
-@functools.lru_cache(maxsize=64)
-def argument_reader(device: jax.Device) -> ArgumentReader:
-    """What asks arrays in C++ what a call on this device has to know of them."""
-    kind = _array.ArrayImpl
-
-    def accessor(name: str) -> Callable[[Any], Any]:
-        found = kind.__dict__.get(name)
-        return found.fget if isinstance(found, property) and found.fget else attrgetter(name)
-
-    def lies_here(sharding: Any) -> bool:
-        if type(sharding) is jax.sharding.SingleDeviceSharding and sharding._device is device:
-            return True
-        return bool(sharding.device_set == {device})
-
-    return ArgumentReader(
-        kind,
-        aval=accessor("aval"),
-        is_deleted=kind.is_deleted,
-        is_committed=accessor("_committed"),
-        is_ready=kind.is_ready,  # type: ignore[attr-defined]
-        address=kind.unsafe_buffer_pointer,
-        placement=accessor("sharding"),
-        lies_here=lies_here,
-        host_view=accessor("_npy_value"),
-    )
-
-
 def compiling() -> contextlib.AbstractContextManager[None]:
     """A context in which compiled operations run compiled, also where the user disabled `jit`.
 
@@ -218,12 +188,13 @@ def with_aval(
         keys: jax.Array = _prng.PRNGKeyArray(dtype._impl, base)
         return keys
     assert isinstance(value, _array.ArrayImpl)
-    aval = _aval(shape, dtype, weak_type)
+    aval = aval_like(shape, dtype, weak_type)
     return _array.ArrayImpl(aval, value.sharding, [value], committed=committed, _skip_checks=True)
 
 
 @functools.lru_cache(maxsize=4096)
-def _aval(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> Any:
+def aval_like(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> Any:
+    """The abstract value of an array; the same object for the same kind."""
     return _core.ShapedArray(shape, dtype, weak_type=weak_type)
 
 
@@ -306,24 +277,6 @@ def put(value: Any, device: jax.Device) -> jax.Array:
         array: jax.Array = jax.device_put(value, device)
         wait(array)
         return array
-
-
-def from_host(value: Any, device: jax.Device) -> jax.Array:
-    """A value of the host (a NumPy array, a number) as an array on the device, maybe not yet there.
-
-    What `jax.device_put` does, at an eighth of its time for an everyday NumPy array.
-    """
-    if type(value) is not np.ndarray or _dtypes.canonicalize_dtype(value.dtype) != value.dtype:
-        return jax.device_put(value, device)  # type: ignore[no-any-return]
-    sharding = _sharding_of(device)
-    aval = _aval(value.shape, value.dtype, False)
-    array: jax.Array = _jax.batched_device_put(aval, sharding, [value], [device], False)
-    return array
-
-
-@functools.lru_cache(maxsize=64)
-def _sharding_of(device: jax.Device) -> jax.sharding.SingleDeviceSharding:
-    return jax.sharding.SingleDeviceSharding(device)
 
 
 def drop_numpy_view(value: jax.Array) -> bool:
