@@ -16,7 +16,7 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax._src import costs as cost_models
-from coop_jax._src import planning
+from coop_jax._src import planned
 
 POLICIES = [
     "coop",
@@ -52,16 +52,16 @@ W, X = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 64), (256, 64)])
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The plans that are made, in order."""
-    made: list[Any] = []
-    make = planning.make_plan
+    """The plans that are carried out, in order."""
+    taken: list[Any] = []
+    compile_plan = planned.compile_plan
 
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        made.append(make(*args, **kwargs))
-        return made[-1]
+    def recorded(plan: Any, *args: Any, **kwargs: Any) -> Any:
+        taken.append(plan)
+        return compile_plan(plan, *args, **kwargs)
 
-    monkeypatch.setattr(planning, "make_plan", recorded)
-    return made
+    monkeypatch.setattr(planned, "compile_plan", recorded)
+    return taken
 
 
 @pytest.mark.parametrize(
