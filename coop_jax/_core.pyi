@@ -110,10 +110,10 @@ class NoSpaceError(RuntimeError):
 class Policy:
     """Which storages are evicted, and where new ones are placed.
 
-    `heuristic`: "coop", "dtr", "dte" or "lookahead" (where the program is known, it knows when each
-    value is read next). `neighborhood`, of what is evicted around a value, that counts as its
-    cost: "union_find", "exact", "ancestors" or "awaited" (ancestors, and those descendants that are
-    still to be read). What is None is as the heuristic's method has it: "ancestors" for "lookahead"
+    `heuristic`: "coop", "dtr", "dte" or "lookahead" (where the program is known, or an earlier call
+    did the same, it knows when each value is read next). `neighborhood`, of what is evicted around
+    a value, that counts as its cost: "union_find", "exact", "ancestors" or "awaited" (ancestors,
+    and those descendants that are still to be read). What is None is as the heuristic's method has it: "ancestors" for "lookahead"
     and "union_find" for the others; switches on for "coop" and "lookahead", off for the others.
     `keep_demanded`: a value stays in memory at its last use while something evicted that is made
     from it is still to be read. `unheld_first`: what nothing holds any more, recomputed on the way
@@ -481,6 +481,9 @@ class SessionCore(Engine):
         """Release storages whose values are gone."""
 
     def make_permanent(self, storage: int) -> None: ...
+    def record(self, history: History, follow: bool) -> None:
+        """Note in it what is done; tell the engine what it recorded before."""
+
     def new_value(self, storage: int, aval: Any, key: int) -> Value: ...
     def alias(self, storage: int, aval: Any, key: int) -> Value:
         """Return another value over the same storage."""
@@ -590,6 +593,7 @@ def make_plan(
     max_recompute_seconds: float = 0,
     worth: Sequence[float] = ...,
     sides: Sequence[int] = ...,
+    places: Sequence[int] = ...,
 ) -> Plan:
     """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
 
@@ -597,11 +601,55 @@ def make_plan(
     than ``max_recompute_seconds``, or for which more than ``max_tried_recomputations`` were tried,
     undone ones included. ``worth`` holds factors
     of the scores of storages, from 0 to 1e6; empty: 1 each. ``sides`` says from which end of the
-    pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it.
+    pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it;
+    ``places`` names offsets to take where they are free, -1 for none.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.
     """
+
+class History:
+    """What a function did in its last call. See cc/core/history.h."""
+
+    def __init__(self) -> None: ...
+    def finish(self) -> None:
+        """The call is complete: what it did is what is recorded."""
+
+    def advise(self, worth: Sequence[float], sides: Sequence[int], places: Sequence[int]) -> None:
+        """What to tell the engine of the recorded storages, as for ``make_plan``."""
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the last call had no room by what was recorded."""
+
+    @property
+    def repetitions(self) -> int:
+        """Calls in a row that did what the one before did."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def storage_count(self) -> int:
+        """0 if nothing is recorded."""
+
+    @property
+    def storage_bytes(self) -> list[int]: ...
+    @property
+    def outputs(self) -> list[int]: ...
+    @property
+    def made_by(self) -> list[int]:
+        """By storage: the operation that makes it, -1 for none."""
+
+    def alive_at(self, operation: int) -> list[int]:
+        """Storages that are made before an operation, and read by it or after it."""
+
+    @property
+    def input_where(self) -> list[int]: ...
+    @property
+    def input_offsets(self) -> list[int]: ...
+    @property
+    def kinds(self) -> list[list[int]]:
+        """Storages that the pool holds, by what makes them."""
 
 class FungibleProgram:
     """Operations over tensors and a schedule; ids are indices. See cc/core/fungible.h."""

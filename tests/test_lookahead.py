@@ -231,11 +231,6 @@ def test_without_evictions_no_other_form_is_tried(monkeypatch: pytest.MonkeyPatc
     assert counts[0] == counts[1] > 0
 
 
-def test_remat_eager_says_that_it_cannot_look_ahead() -> None:
-    with pytest.raises(ValueError, match="needs to know the program"):
-        coop_jax.remat_eager(lambda x: x, policy="lookahead")
-
-
 def test_where_values_decide_what_runs_it_goes_on_as_coop() -> None:
     def step(x: jax.Array) -> jax.Array:
         def halve(x: jax.Array) -> jax.Array:

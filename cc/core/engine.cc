@@ -112,6 +112,9 @@ OperationId Engine::AddOperation(std::span<const StorageId> inputs,
     Require(output.in_place_input >= kNone &&
                 output.in_place_input < static_cast<int64_t>(inputs.size()),
             "in_place_input must be the position of an input");
+    Require(output.place >= kNone &&
+                (output.place == kNone || output.place % memory.options().alignment_bytes == 0),
+            "a place must be an aligned offset");
   }
   const OperationId operation =
       memory.AddOperation(inputs, outputs, ClampCost(cost_seconds), recomputable);
@@ -231,6 +234,8 @@ void Engine::SetWorth(StorageId storage, double factor) {
   Require(factor >= 0 && factor <= kMostWorth, "a worth is a number from 0 to kMostWorth");
   impl_->memory.SetWorth(storage, factor);
 }
+
+void Engine::ForgetFuture() { impl_->memory.ForgetFuture(); }
 
 const std::vector<StorageId>& Engine::freed() const { return impl_->memory.freed; }
 const std::vector<OperationId>& Engine::retired() const { return impl_->memory.retired; }

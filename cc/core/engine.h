@@ -137,6 +137,8 @@ class Engine {
   // from 0 to kMostWorth. Of every heuristic's scores.
   static constexpr double kMostWorth = 1e6;
   void SetWorth(StorageId storage, double factor);
+  // Takes back what the three above said: the front end was wrong.
+  void ForgetFuture();
 
   // --- Looking ---
 

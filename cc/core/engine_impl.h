@@ -83,6 +83,8 @@ class Engine::Impl {
   // Fills dependents_. False: an operation that is yet to run reads the source.
   bool FindDependents(OperationId operation, StorageId source);
   bool PlaceOutputs();
+  // At the place that was asked for; false if that is not free, or none was.
+  bool PlaceAsAsked(PlacedOutput* placed);
   bool PlaceTogether(size_t placed_count, Side side);
   BlockId RoomAtRightEnd(int64_t bytes);
   BlockId FindRoom(int64_t bytes, Side side);

@@ -131,6 +131,7 @@ bool Engine::Impl::PlaceOutputs() {
       order_.push_back(i);
     }
   }
+  std::erase_if(order_, [&](size_t i) { return PlaceAsAsked(&placed_[i]); });
   if (order_.empty()) return true;
   // The largest first: it is the hardest to find room for.
   std::stable_sort(order_.begin(), order_.end(),
@@ -150,6 +151,28 @@ bool Engine::Impl::PlaceOutputs() {
     return true;
   }
   return true;
+}
+
+bool Engine::Impl::PlaceAsAsked(PlacedOutput* placed) {
+  const Output& output = memory.graph().output(placed->output);
+  if (output.place == kNone || placed->storage == kNone) return false;
+  const BlockList& blocks = memory.blocks();
+  const int64_t bytes = blocks.RoundUp(output.bytes);
+  walk_.clear();
+  BlockId block = blocks.first();
+  while (block != kNone && blocks[block].offset + blocks[block].bytes <= output.place) {
+    block = blocks[block].next;
+  }
+  for (; block != kNone && blocks[block].offset < output.place + bytes;
+       block = blocks[block].next) {
+    if (blocks[block].is_free()) continue;
+    const StorageId holder = blocks[block].holder;
+    if (holder < 0 || !memory.IsOfNoUse(holder)) return false;
+    walk_.push_back(holder);
+  }
+  for (const StorageId holder : walk_) memory.Evict(holder);
+  placed->block = memory.TakeAt(output.place, bytes, kScratchBlock);
+  return placed->block != kNone;
 }
 
 bool Engine::Impl::PlaceTogether(size_t placed_count, Side side) {

@@ -238,6 +238,8 @@ void Engine::Impl::DecideInPlace(size_t index) {
   for (int32_t i = 0; i < output.in_place_input; ++i) edge = graph.edge(edge).next_in_operation;
   const StorageId input = graph.edge(edge).storage;
   const Storage& storage = graph.storage(input);
+  // Where a temporary happens to lie is not the place that was asked for.
+  if (output.place != kNone && storage.has_recipe()) return;
   if (storage.block == kNone || !storage.may_overwrite ||
       memory.blocks()[storage.block].bytes != memory.blocks().RoundUp(output.bytes) ||
       memory.pins(input) != EdgesBetween(id, input) || memory.protects(input) != 0) {

@@ -59,7 +59,8 @@ OperationId Graph::AddOperation(std::span<const StorageId> inputs,
   OutputId next_output = kNone;
   for (size_t i = outputs.size(); i-- > 0;) {
     const OutputSpec& spec = outputs[i];
-    Output output{spec.bytes, kNone, next_output, spec.in_place_input, spec.outside, spec.side};
+    Output output{spec.bytes,   kNone,     next_output, spec.in_place_input,
+                  spec.outside, spec.side, spec.place};
     OutputId output_id = scalars_.dead_output;
     if (output_id == kNone) {
       output_id = outputs_.Append(output);

@@ -65,6 +65,7 @@ struct Output {
   int32_t in_place_input = kNone;
   bool outside = false;
   SideHint side = SideHint::kByPolicy;
+  int64_t place = kNone;
 };
 
 struct Operation {

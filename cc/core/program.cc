@@ -5,6 +5,7 @@
 
 #include "cc/core/check.h"
 #include "cc/core/engine.h"
+#include "cc/core/reads.h"
 
 namespace coop {
 namespace {
@@ -14,6 +15,11 @@ std::span<const T> Row(const std::vector<T>& values, const std::vector<int32_t>&
   const auto row = static_cast<size_t>(i);
   return std::span<const T>(values).subspan(static_cast<size_t>(begin[row]),
                                             static_cast<size_t>(begin[row + 1] - begin[row]));
+}
+
+std::span<const int32_t> DiscardsAfter(const Program& program, int32_t operation) {
+  if (program.discards.empty()) return {};
+  return Row(program.discards, program.discard_begin, operation);
 }
 
 void RequireRows(const std::vector<int32_t>& begin, int32_t count, size_t values) {
@@ -36,6 +42,9 @@ void RequireWellFormed(const Program& program) {
   RequireRows(program.op_input_begin, operations, program.op_inputs.size());
   RequireRows(program.op_output_begin, operations, program.op_outputs.size());
   RequireRows(program.release_begin, operations, program.releases.size());
+  if (!program.discard_begin.empty() || !program.discards.empty()) {
+    RequireRows(program.discard_begin, operations, program.discards.size());
+  }
 
   enum : uint8_t { kAbsent, kPresent, kReleased };
   std::vector<uint8_t> state(static_cast<size_t>(storages), kAbsent);
@@ -59,6 +68,9 @@ void RequireWellFormed(const Program& program) {
     for (const int32_t position : Row(program.op_in_place, program.op_output_begin, i)) {
       Require(position >= kNone && position < static_cast<int64_t>(inputs.size()),
               "op_in_place must be the position of an input");
+    }
+    for (const int32_t storage : DiscardsAfter(program, i)) {
+      change(storage, kPresent, kPresent, "what is discarded must exist and not be released");
     }
     for (const int32_t storage : Row(program.releases, program.release_begin, i)) {
       change(storage, kPresent, kReleased, "what is released must exist and be released once");
@@ -90,13 +102,6 @@ class Planner {
   }
 
  private:
-  // Reads of the program, so that the engine can be told when each storage is read next.
-  struct Reads {
-    std::vector<double> begins_at;     // by operation, and the end: seconds of those before it
-    std::vector<double> input_again;   // parallel to op_inputs: when the storage is read after that
-    std::vector<double> output_first;  // parallel to op_outputs
-  };
-
   // Bits of role_.
   static constexpr uint8_t kOutput = 1;
   static constexpr uint8_t kReleasedNow = 2;
@@ -116,40 +121,14 @@ class Planner {
   void Prepare() {
     Require(options_.worth.empty() || options_.worth.size() == program_.storage_bytes.size(),
             "worth must be empty or parallel to storage_bytes");
+    Require(options_.places.empty() || options_.places.size() == program_.storage_bytes.size(),
+            "places must be empty or parallel to storage_bytes");
     Require(options_.sides.empty() || options_.sides.size() == program_.storage_bytes.size(),
             "sides must be empty or parallel to storage_bytes");
     engine_ids_.assign(program_.storage_bytes.size(), kNone);
     role_.assign(program_.storage_bytes.size(), 0);
     for (const int32_t storage : program_.outputs) Role(storage) |= kOutput;
-    if (options_.engine.policy.heuristic == Heuristic::kLookahead) FindReads();
-  }
-
-  // One pass from the end. What is not read again is read at the end: outputs are, and nothing else
-  // of that kind is held for long.
-  void FindReads() {
-    const int32_t operations = program_.operation_count();
-    reads_.begins_at.assign(1, 0.0);
-    for (const double seconds : program_.op_cost_seconds) {
-      reads_.begins_at.push_back(reads_.begins_at.back() + seconds);
-    }
-    reads_.input_again.resize(program_.op_inputs.size());
-    reads_.output_first.resize(program_.op_outputs.size());
-    std::vector<double> next(program_.storage_bytes.size(), reads_.begins_at.back());
-    const auto at = [](auto& values, int64_t i) -> auto& { return values[static_cast<size_t>(i)]; };
-    for (int32_t i = operations - 1; i >= 0; --i) {
-      for (int32_t k = at(program_.op_output_begin, i); k < at(program_.op_output_begin, i + 1);
-           ++k) {
-        at(reads_.output_first, k) = at(next, at(program_.op_outputs, k));
-      }
-      const int32_t first = at(program_.op_input_begin, i);
-      const int32_t end = at(program_.op_input_begin, i + 1);
-      for (int32_t k = first; k < end; ++k) {
-        at(reads_.input_again, k) = at(next, at(program_.op_inputs, k));
-      }
-      for (int32_t k = first; k < end; ++k) {
-        at(next, at(program_.op_inputs, k)) = at(reads_.begins_at, i);
-      }
-    }
+    if (options_.engine.policy.heuristic == Heuristic::kLookahead) reads_ = FindReads(program_);
   }
 
   void TellReads(int32_t i) {
@@ -249,6 +228,9 @@ class Planner {
         engine_.Retain(EngineId(storage));
         if (options_.pin_outputs_early) engine_.MakePermanent(EngineId(storage));
       }
+      for (const int32_t storage : DiscardsAfter(program_, i)) {
+        engine_.Discard(EngineId(storage));
+      }
       for (const int32_t storage : Row(program_.releases, program_.release_begin, i)) {
         engine_.Release(EngineId(storage));
       }
@@ -276,6 +258,7 @@ class Planner {
           (Role(op_inputs[static_cast<size_t>(in_place[k])]) & kReleasedNow)) {
         spec.in_place_input = in_place[k];
       }
+      if (!options_.places.empty()) spec.place = options_.places[storage];
       if (!options_.sides.empty()) spec.side = options_.sides[storage];
       outputs_.push_back(spec);
     }

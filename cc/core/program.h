@@ -56,6 +56,11 @@ struct Program {
   std::vector<int32_t> release_begin;
   std::vector<int32_t> releases;
 
+  // discards[discard_begin[i] .. ): storages whose memory goes after operation i, before what is
+  // released then (see Engine::Discard). Both are empty where there are none.
+  std::vector<int32_t> discard_begin;
+  std::vector<int32_t> discards;
+
   // Storages that are resident and permanent at the end; duplicates allowed.
   std::vector<int32_t> outputs;
 
@@ -76,6 +81,7 @@ struct PlanOptions {
   double max_recompute_seconds = 0;      // more of them are as good as no plan; 0: any number
   // By program storage: factors of the scores (see Engine::SetWorth); empty: 1 each.
   std::vector<double> worth;
+  std::vector<int64_t> places;  // likewise: offsets to take where they are free; kNone: anywhere
   std::vector<SideHint> sides;  // by program storage, of those that operations make; empty: none
 };
 

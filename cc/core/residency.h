@@ -93,6 +93,10 @@ class Residency {
   // Until the program reads it, or something that is made from it and is not there. Staleness where
   // nothing is known.
   [[nodiscard]] double SecondsUntilRead(StorageId id) const;
+  // Nobody waits for it, and the front end will not read it.
+  [[nodiscard]] bool IsOfNoUse(StorageId id) const {
+    return IsEvictableNow(id) && protects(id) == 0 && upcoming_.IsReadNever(id);
+  }
   // Bytes of the largest run of neighbours that are free or evictable now.
   [[nodiscard]] int64_t LargestWindowBytes() const;
   [[nodiscard]] int64_t EvictableBytesNow() const;
@@ -147,6 +151,7 @@ class Residency {
   void SetNow(double program_seconds) { upcoming_.SetNow(program_seconds); }
   void SetNextRead(StorageId id, double at_seconds) { upcoming_.SetNextRead(id, at_seconds); }
   void SetWorth(StorageId id, double factor) { upcoming_.SetWorth(id, factor); }
+  void ForgetFuture() { upcoming_.Clear(); }
 
   [[nodiscard]] int32_t pins(StorageId id) const { return holds_[static_cast<size_t>(id)].pins; }
   [[nodiscard]] int32_t protects(StorageId id) const {

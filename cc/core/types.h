@@ -96,6 +96,7 @@ struct OutputSpec {
   // next thing it does with it after the Run. (With other refs the output gets a fresh block.)
   int32_t in_place_input = kNone;
   SideHint side = SideHint::kByPolicy;
+  int64_t place = kNone;  // an aligned offset to take where nothing of use lies; kNone: anywhere
 };
 
 // Where one output of a run lies.

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "cc/core/check.h"
@@ -23,6 +24,7 @@ namespace coop {
 class Upcoming {
  public:
   static constexpr double kUnknown = -1;
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
 
   void SetNow(double seconds) { now_seconds_ = seconds; }
   void SetNextRead(StorageId storage, double at_seconds) {
@@ -35,6 +37,12 @@ class Upcoming {
     const auto index = static_cast<size_t>(storage);
     if (index < at_seconds_.size()) at_seconds_[index] = kUnknown;
     if (index < worth_.size()) worth_[index] = 1;
+  }
+  // Of all storages: nothing was said.
+  void Clear() {
+    now_seconds_ = 0;
+    at_seconds_.clear();
+    worth_.clear();
   }
   void SetWorth(StorageId storage, double factor) {
     const auto index = static_cast<size_t>(storage);
@@ -50,6 +58,9 @@ class Upcoming {
     const auto index = static_cast<size_t>(storage);
     if (index >= at_seconds_.size() || at_seconds_[index] < 0) return kUnknown;
     return at_seconds_[index] > now_seconds_ ? at_seconds_[index] - now_seconds_ : 0;
+  }
+  [[nodiscard]] bool IsReadNever(StorageId storage) const {
+    return SecondsUntilRead(storage) == kNever;
   }
   [[nodiscard]] uint64_t Fingerprint(uint64_t hash) const {
     for (const double at : at_seconds_) hash = HashValues(hash, Bits(at));

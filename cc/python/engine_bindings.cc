@@ -202,6 +202,7 @@ void BindEngine(nb::module_& module) {
                    [](const PyEngine& self) { return self.engine().clock_seconds(); });
 
   BindProgram(module);
+  BindHistory(module);
 }
 
 }  // namespace coop::python

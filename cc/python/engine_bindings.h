@@ -17,6 +17,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "cc/core/types.h"
@@ -24,10 +25,12 @@
 namespace coop::python {
 
 void BindEngine(nanobind::module_& module);
-// Parts of BindEngine: Policy; Program, Plan, make_plan, search_window; the fungible simulator.
+// Parts of BindEngine: Policy; Program, Plan, make_plan, search_window; the fungible simulator;
+// History.
 void BindPolicy(nanobind::module_& module);
 void BindProgram(nanobind::module_& module);
 void BindFungible(nanobind::module_& module);
+void BindHistory(nanobind::module_& module);
 
 [[nodiscard]] nanobind::dict FailureDict(const Failure& failure);
 [[nodiscard]] nanobind::dict StatsDict(const Stats& stats);
@@ -35,6 +38,8 @@ void BindFungible(nanobind::module_& module);
 // The tuple of (storage, offset, in_place_input) tuples of one run.
 [[nodiscard]] nanobind::object PlacementTuple(const std::vector<Placement>& placements,
                                               const Action& action);
+// -1, 0, 1 for left, as the policy has it, right. Throws std::invalid_argument for others.
+[[nodiscard]] std::vector<SideHint> SideHints(const std::vector<int32_t>& sides);
 // A timer for EngineOptions: seconds of a clock that never goes back.
 [[nodiscard]] double SteadySeconds();
 

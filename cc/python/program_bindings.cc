@@ -55,7 +55,7 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
              bool pin_outputs_early, const Ints& input_where,
              const std::vector<int64_t>& input_offsets, bool timed, int64_t max_recomputations,
              int64_t max_tried_recomputations, double max_recompute_seconds,
-             std::vector<double> worth, const Ints& sides) {
+             std::vector<double> worth, const Ints& sides, std::vector<int64_t> places) {
   Program placed = program;  // its own: the interpreter lock is let go of below
   if (input_where.size() != placed.inputs.size() || input_offsets.size() != placed.inputs.size()) {
     throw std::invalid_argument("input_where and input_offsets must have one entry an input");
@@ -79,12 +79,8 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
   options.max_tried_recomputations = max_tried_recomputations;
   options.max_recompute_seconds = max_recompute_seconds;
   options.worth = std::move(worth);
-  for (const int32_t side : sides) {
-    if (side < -1 || side > 1) throw std::invalid_argument("sides must be -1, 0 or 1");
-    options.sides.push_back(side < 0    ? SideHint::kLeft
-                            : side == 0 ? SideHint::kByPolicy
-                                        : SideHint::kRight);
-  }
+  options.sides = SideHints(sides);
+  options.places = std::move(places);
   const nb::gil_scoped_release unlocked;
   return MakePlan(placed, options);
 }
@@ -121,6 +117,18 @@ nb::object Search(const std::vector<int64_t>& bytes, const std::vector<double>& 
 }
 
 }  // namespace
+
+std::vector<SideHint> SideHints(const std::vector<int32_t>& sides) {
+  std::vector<SideHint> hints;
+  hints.reserve(sides.size());
+  for (const int32_t side : sides) {
+    if (side < -1 || side > 1) throw std::invalid_argument("sides must be -1, 0 or 1");
+    hints.push_back(side < 0    ? SideHint::kLeft
+                    : side == 0 ? SideHint::kByPolicy
+                                : SideHint::kRight);
+  }
+  return hints;
+}
 
 void BindProgram(nb::module_& module) {
   module.attr("INPUT_OUTSIDE") = static_cast<int>(Program::Where::kOutside);
@@ -175,7 +183,8 @@ void BindProgram(nb::module_& module) {
              nb::arg("pin_outputs_early") = false, nb::arg("input_where"), nb::arg("input_offsets"),
              nb::arg("timed") = false, nb::arg("max_recomputations") = 0,
              nb::arg("max_tried_recomputations") = 0, nb::arg("max_recompute_seconds") = 0.0,
-             nb::arg("worth") = nb::list(), nb::arg("sides") = nb::list());
+             nb::arg("worth") = nb::list(), nb::arg("sides") = nb::list(),
+             nb::arg("places") = nb::list());
 
   module.def("search_window", &Search, nb::arg("bytes"), nb::arg("scores"), nb::arg("evictable"),
              nb::arg("request_bytes"), nb::arg("prefer_right"), nb::arg("free") = nb::list(),

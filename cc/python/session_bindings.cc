@@ -107,13 +107,12 @@ void BindSession(nb::module_& module) {
       .def("reserve_room", &SessionCore::ReserveRoom, nb::arg("session"), nb::arg("nbytes"))
       .def("hint", &SessionCore::Hint, nb::arg("storage"))
       .def("collect", &SessionCore::CollectDead)
-      .def(
-          "make_permanent",
-          [](SessionCore& self, StorageId storage) {
-            self.engine().MakePermanent(storage);
-            self.Drain();
-          },
-          nb::arg("storage"))
+      .def("make_permanent", &SessionCore::MakePermanent, nb::arg("storage"))
+      .def("add_foreign", &SessionCore::AddForeign, nb::arg("offset"), nb::arg("nbytes"),
+           nb::arg("donated"))
+      .def("add_outside", &SessionCore::AddOutside, nb::arg("nbytes"))
+      .def("record", &SessionCore::Record, nb::arg("history"), nb::arg("follow"),
+           nb::keep_alive<1, 2>())
       .def("new_value", &SessionCore::NewValue, nb::arg("storage"), nb::arg("aval").none(),
            nb::arg("key"))
       .def("alias", &SessionCore::Alias, nb::arg("storage"), nb::arg("aval"), nb::arg("key"))

@@ -105,6 +105,7 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
   try {
     CarryOut(session);
   } catch (...) {
+    if (history_ != nullptr) history_->Break(&engine());
     engine().Forget(operation);
     Drain();
     recipes_[static_cast<size_t>(operation)].reset();
@@ -117,6 +118,9 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
     const int32_t taken = specs_[k].in_place_input;
     if (taken != kNone) Consume(operands, inputs_[static_cast<size_t>(taken)]);
     if (output.outside) NoteOutside(outputs_[k], output.bytes);
+    const auto index = static_cast<size_t>(outputs_[k]);
+    if (made_keys_.size() <= index) made_keys_.resize(index + 1, -1);
+    made_keys_[index] = prepared.out_keys[k];
     results.append(NewValue(outputs_[k], avals[k], prepared.out_keys[k]));
   }
   Drain();
@@ -161,20 +165,33 @@ std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prep
   return made;
 }
 
+bool SessionCore::Plan(OperationId operation) {
+  if (engine().Run(operation)) return true;
+  return history_ != nullptr && history_->GiveUp(&engine()) && engine().Run(operation);
+}
+
 OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   Prepared& prepared = *nb::inst_ptr<Prepared>(owner);
+  const auto what = reinterpret_cast<uintptr_t>(&prepared);
+  if (history_ != nullptr) history_->Expect(&engine(), what, inputs_, &specs_);
   const OperationId operation = engine().AddOperation(inputs_, specs_, prepared.spec.cost_seconds,
                                                       prepared.spec.recomputable);
   engine().OutputsOf(operation, &outputs_);
+  if (history_ != nullptr) {
+    history_->Added(&engine(), what, inputs_, outputs_, specs_, prepared.spec.cost_seconds,
+                    prepared.spec.recomputable);
+  }
   bool fits = false;
   try {
-    fits = engine().Run(operation);
+    fits = Plan(operation);
   } catch (...) {
+    if (history_ != nullptr) history_->Break(&engine());
     engine().Forget(operation);
     Drain();
     throw;
   }
   if (!fits) {
+    if (history_ != nullptr) history_->Break(&engine());
     const Failure failure = engine().failure();
     engine().Forget(operation);
     Drain();
@@ -228,15 +245,21 @@ void SessionCore::CarryOut(nb::handle session) {
 }
 
 void SessionCore::Bring(nb::handle session, StorageId storage) {
+  if (history_ != nullptr) {
+    CollectDead();
+    history_->Read(&engine(), storage);
+  }
   if (Holds(storage)) return;
   CollectDead();
   if (!engine().Materialize(storage)) {
+    if (history_ != nullptr) history_->Break(&engine());
     session.attr("_on_no_space")(nb::none(), FailureDict(engine().failure()));
     throw std::logic_error("invariant: _on_no_space raises");
   }
   try {
     CarryOut(session);
   } catch (...) {
+    if (history_ != nullptr) history_->Break(&engine());
     Drain();
     throw;
   }
@@ -254,14 +277,20 @@ bool SessionCore::ReserveRoom(nb::handle session, int64_t bytes) {
 void SessionCore::Hint(StorageId storage) {
   if (++HeldOf(storage).hints < engine().RefsOf(storage)) return;  // a view of it may be read
   CollectDead();
+  if (history_ != nullptr) history_->Discarded(storage);
   if (engine().Discard(storage)) Drain();
 }
 
 void SessionCore::CollectDead() {
   if (dead_->empty()) return;
   const DeadList dead = std::exchange(*dead_, {});
-  for (const StorageId storage : dead) engine().Release(storage);
+  for (const StorageId storage : dead) Release(storage);
   Drain();
+}
+
+void SessionCore::Release(StorageId storage) {
+  if (history_ != nullptr && engine().RefsOf(storage) == 1) history_->Released(storage);
+  engine().Release(storage);
 }
 
 void SessionCore::Drain() {

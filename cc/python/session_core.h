@@ -27,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/history.h"
 #include "cc/python/pool_memory.h"
 #include "cc/python/py_engine.h"
 
@@ -134,6 +135,14 @@ class SessionCore : public PyEngine {
   void Donate(StorageId storage) { donated_.insert(storage); }
   void Drop(StorageId storage);
   void Clear();
+  // Sources of the session's engine.
+  StorageId AddForeign(int64_t offset, int64_t bytes, bool donated);
+  StorageId AddOutside(int64_t bytes);
+  // The storage is a result: it stays, and is never evicted again.
+  void MakePermanent(StorageId storage);
+  // What the session does is recorded, and what is recorded may be followed; before the first
+  // source. The owner of the history keeps it alive.
+  void Record(History* history, bool follow);
 
   int64_t outside_bytes = 0;
   int64_t peak_outside_bytes = 0;
@@ -180,6 +189,9 @@ class SessionCore : public PyEngine {
   void Overwrite(StorageId storage, int64_t offset);
   // `incoming`: bytes of results outside the pool, which are there before they are counted.
   void MakeRoom(nanobind::handle session, Prepared::Form& form, int64_t incoming);
+  // The engine's plan of an operation that was added; without what was learned if that has no room.
+  [[nodiscard]] bool Plan(OperationId operation);
+  void Release(StorageId storage);
   // Adds the operation and has the engine plan it; raises where there is no room.
   OperationId Submit(nanobind::handle session, nanobind::handle owner);
   // Carries out the last transaction; what was not is taken back if something raises.
@@ -189,6 +201,8 @@ class SessionCore : public PyEngine {
   nanobind::object LaunchFast(const CompiledCall& call, const Placement* placements,
                               std::vector<nanobind::object>* operands, bool recompute);
   Held& HeldOf(StorageId storage);
+  // Of the array that is held, or of the one that an evicted storage comes back as.
+  [[nodiscard]] int32_t KeyOf(StorageId storage) const;
 
   nanobind::object pool_;
   nanobind::object load_;
@@ -196,8 +210,10 @@ class SessionCore : public PyEngine {
   nanobind::object operand_key_;
   nanobind::dict prepared_;
   bool fast_;
+  History* history_ = nullptr;
   std::shared_ptr<DeadList> dead_;
   std::vector<Held> held_;
+  std::vector<int32_t> made_keys_;  // by storage: of the result as its operation makes it
   std::vector<std::unique_ptr<Recipe>> recipes_;
   std::unordered_map<StorageId, std::vector<std::pair<int32_t, nanobind::object>>> views_;
   std::unordered_set<StorageId> donated_;

@@ -40,6 +40,12 @@ bool SessionCore::Holds(StorageId storage) const {
          held_[static_cast<size_t>(storage)].array.is_valid();
 }
 
+int32_t SessionCore::KeyOf(StorageId storage) const {
+  const auto index = static_cast<size_t>(storage);
+  if (Holds(storage)) return held_[index].key;
+  return index < made_keys_.size() ? made_keys_[index] : -1;
+}
+
 nb::object SessionCore::ArrayOf(nb::handle session, StorageId storage, int32_t key) {
   if (!Holds(storage)) throw std::logic_error("invariant: what an operation reads is held");
   const Held& held = held_[static_cast<size_t>(storage)];
@@ -88,7 +94,31 @@ void SessionCore::Overwrite(StorageId storage, int64_t offset) {
   Drop(storage);
 }
 
+StorageId SessionCore::AddForeign(int64_t offset, int64_t bytes, bool donated) {
+  const StorageId storage = engine().AddForeign(offset, bytes, donated);
+  if (history_ != nullptr) history_->NewSource(storage, donated);
+  return storage;
+}
+
+StorageId SessionCore::AddOutside(int64_t bytes) {
+  const StorageId storage = engine().AddOutside(bytes);
+  if (history_ != nullptr) history_->NewSource(storage, false);
+  return storage;
+}
+
+void SessionCore::MakePermanent(StorageId storage) {
+  if (history_ != nullptr) history_->Taken(storage);
+  engine().MakePermanent(storage);
+  Drain();
+}
+
+void SessionCore::Record(History* history, bool follow) {
+  history_ = history;
+  history->Begin(follow);
+}
+
 void SessionCore::Clear() {
+  history_ = nullptr;
   views_.clear();
   held_.clear();
   recipes_.clear();

@@ -31,8 +31,8 @@ Prepared::Form* SessionCore::Overwriting(nb::handle session, nb::handle owner,
     if (IsOutside(ref.storage) || std::count(inputs_.begin(), inputs_.end(), ref.storage) != 1) {
       continue;
     }
-    // Its array must be of the result's shape; of an evicted one that is not known.
-    if (!Holds(ref.storage) || held_[static_cast<size_t>(ref.storage)].key != ref.key) continue;
+    // Its array, or the one that it comes back as, must be of the result's shape.
+    if (KeyOf(ref.storage) != ref.key) continue;
     if (!form->second.executable.is_valid()) {
       form->second.executable = session.attr("_on_in_place")(owner, n);
     }
@@ -47,7 +47,7 @@ void SessionCore::Consume(nb::handle operands, StorageId storage) {
   for (size_t i = 0; i < given.size(); ++i) {
     if (!IsValue(given[i]) || nb::inst_ptr<Value>(given[i])->storage != storage) continue;
     nb::inst_ptr<Value>(given[i])->storage = kNone;
-    engine().Release(storage);
+    Release(storage);
     return;
   }
 }

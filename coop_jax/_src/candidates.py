@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from coop_jax import _core
 from coop_jax._src import costs, policies
-from coop_jax._src.improving import Hints, Start, improved
-from coop_jax._src.program import Program
+from coop_jax._src.improving import Hints, Kinds, Start, improved
 
 OUTSIDE, FOREIGN, ADOPT = 0, 1, 2
 
@@ -74,40 +73,59 @@ class Candidates:
 
     def __init__(
         self,
-        program: Program,
         engine_program: _core.Program,
+        kinds: Callable[[], Kinds],
         residency: Residency,
         settings: PlanSettings,
+        *,
         capacity_bytes: int,
         reserve_bytes: int,
+        constants: int = 0,
+        hints: Hints | None = None,
     ):
-        self._program = program
+        """Sets what all the plans share.
+
+        Args:
+          engine_program: what to plan.
+          kinds: what a search may change of it.
+          residency: where its inputs lie.
+          settings: the policy and what costs are.
+          capacity_bytes: the budget.
+          reserve_bytes: of it, what is kept from the plan.
+          constants: so many inputs follow those of `residency`, outside the pool.
+          hints: what the planner is told; None to be told nothing, and to try what is better:
+            never to evict outputs, or to evict them like anything else.
+        """
         self._engine_program = engine_program
+        self._kinds = kinds
         self._residency = residency
         self._settings = settings
         self._capacity_bytes = capacity_bytes
         self._reserve_bytes = reserve_bytes
+        self._constants = constants
+        self._hints = hints or Hints()
+        self._may_pin = hints is None
         self._starts: list[Start] = []  # all that was planned
 
-    def own_plan(self) -> _core.Plan:
+    def own_plan(self) -> Start:
         """The best of the policy's plans, and of the variants tried beside it."""
         settings = self._settings
         policy = settings.policy
-        ahead: _core.Plan | None = None
         own = ((policy, True), (policy, False))
         if not settings.alternatives:
             return self._best_of(own, math.inf)
+        ahead: Start | None = None
         if policies.looks_ahead(policy) and not policy.evict_always:
             # Forms that recompute more than the step again are given up: others do better.
             # Without the window a search looks at every value again for each that it evicts.
-            large = len(self._program.operations) > _LARGE
+            large = self._engine_program.operation_count > _LARGE
             forms = [
                 (form, True)
                 for form in (policy, *policies.lookaheads(policy))
                 if form.sliding_window or not large
             ]
             ahead = self._best_of(forms, 0.0, min(settings.give_up, 1.0))
-            if ahead.feasible and _recompute_share(ahead) <= _COSTLY:
+            if ahead.plan.feasible and _recompute_share(ahead.plan) <= _COSTLY:
                 return ahead
             policy = policies.where_nothing_is_known(policy)
             own = ((policy, True), (policy, False))
@@ -117,26 +135,27 @@ class Candidates:
         # use what evicted values need.
         exact = policies.with_exact_neighborhood(policy)
         others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
-        plan = self._best_of((*own, *others), _COSTLY)
-        return plan if ahead is None or _is_better(plan, ahead) else ahead
+        start = self._best_of((*own, *others), _COSTLY)
+        return start if ahead is None or _is_better(start.plan, ahead.plan) else ahead
 
-    def improved(self, plan: _core.Plan, outside_bytes: int) -> _core.Plan:
-        """The best that a search finds, if the policy says to search; else the plan.
+    def improved(self, start: Start, outside_bytes: int) -> Start:
+        """The best that a search finds, if the policy says to search; else the start.
 
         Args:
-          plan: what `own_plan` has found.
+          start: what `own_plan` has found.
           outside_bytes: the most that may lie outside the pool at once.
         """
         policy = self._settings.policy
         if not policy.search_effort or not self._settings.alternatives or policy.evict_always:
-            return plan
+            return start
         give_up = min(self._settings.give_up, 1.0)
         return improved(
-            self._program,
+            self._kinds(),
+            self._engine_program.operation_count,
             [
-                start
-                for start in self._starts
-                if start.plan is plan or start.plan.stats["peak_outside_bytes"] <= outside_bytes
+                x
+                for x in self._starts
+                if x is start or x.plan.stats["peak_outside_bytes"] <= outside_bytes
             ],
             lambda start, hints, most_seconds: self._plan(
                 start.policy, start.pin_early, give_up, most_seconds, hints
@@ -150,15 +169,23 @@ class Candidates:
         candidates: Iterable[tuple[_core.Policy, bool]],
         good_enough: float,
         give_up: float | None = None,
-    ) -> _core.Plan:
+    ) -> Start:
         give_up = self._settings.give_up if give_up is None else give_up
-        best: _core.Plan | None = None
+        best: Start | None = None
+        seen = set[tuple[_core.Policy, bool]]()
         for policy, pin_early in candidates:
-            plan = self._plan(policy, pin_early, give_up)
-            self._starts.append(Start(policy, pin_early, plan))
-            if best is None or _is_better(plan, best):
-                best = plan
-            if best.feasible and (policy.evict_always or _recompute_share(best) <= good_enough):
+            pin = pin_early and self._may_pin
+            if (policy, pin) in seen:
+                continue
+            seen.add((policy, pin))
+            plan = self._plan(policy, pin, give_up, hints=self._hints)
+            start = Start(policy, pin, plan, self._hints)
+            self._starts.append(start)
+            if best is None or _is_better(plan, best.plan):
+                best = start
+            if best.plan.feasible and (
+                policy.evict_always or _recompute_share(best.plan) <= good_enough
+            ):
                 break
         assert best is not None
         return best
@@ -171,10 +198,13 @@ class Candidates:
         most_seconds: float = 0.0,
         hints: Hints | None = None,
     ) -> _core.Plan:
-        constants = len(self._program.constants)
+        constants = self._constants
+        worth = hints.worth if hints else ()
+        sides = hints.sides if hints else ()
+        places = hints.places if hints else ()
         # Own blocks of workspace are storages, too (see `core_program`), of which no hint speaks.
-        blocks = self._engine_program.storage_count - len(self._program.storages)
-        most = self._settings.allowance + int(give_up * len(self._program.operations))
+        storages = self._engine_program.storage_count
+        most = self._settings.allowance + int(give_up * self._engine_program.operation_count)
         most = 0 if policy.evict_always else max(1, most)  # 0: any number
         return _core.make_plan(
             self._engine_program,
@@ -191,8 +221,9 @@ class Candidates:
             max_recomputations=most,
             max_tried_recomputations=_TRIES * most,
             max_recompute_seconds=most_seconds,
-            worth=[*hints.worth, *[1.0] * blocks] if hints and hints.worth else (),
-            sides=[*hints.sides, *[0] * blocks] if hints and hints.sides else (),
+            worth=[*worth, *[1.0] * (storages - len(worth))] if worth else (),
+            sides=[*sides, *[0] * (storages - len(sides))] if sides else (),
+            places=[*places, *[-1] * (storages - len(places))] if places else (),
         )
 
 

@@ -2,7 +2,8 @@
 
 The decorated function is ordinary Python: it may branch on values, loop, change shapes, call
 `jax.grad`. Every primitive runs as it is called, in the pool; what is evicted comes back when it is
-read. What the engine knows is the past alone, so plans are made as the program goes.
+read. What the engine knows is the past alone, so plans are made as the program goes; with a policy
+that looks ahead calls that repeat follow plans (see `learning`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from coop_jax._src import around, kernels, planning, policies
+from coop_jax._src import around, kernels, learning, planning, policies
 from coop_jax._src import budget as budgets
 from coop_jax._src.compat import arrays, jaxprs, refs, transforms
 from coop_jax._src.compat import eager as _scope
@@ -66,7 +67,8 @@ def remat_eager(
       budget: bytes (int), a string such as "512MiB", a fraction in (0, 1] of what the function
         needs without a budget (only for functions that JAX can trace, that is, whose control flow
         does not depend on values), or None for no cap.
-      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      policy: "coop", "lookahead" (learns from the last call with such arguments what comes, and
+        goes on as "coop" where it does something else), "dtr", "dte", or a `coop_jax.Policy`.
       device: the device to run on; the default device if None.
       runtime: a `Runtime` to share; inside `with Runtime(...)` that one is used.
 
@@ -92,8 +94,6 @@ def remat_eager(
     """
     checked = budgets.check_budget(budget)
     resolved = policies.resolve_policy(policy)
-    if policies.looks_ahead(resolved):
-        raise ValueError("policy='lookahead' needs to know the program: it is for coop_jax.run")
 
     def decorate(function: Callable[P, R]) -> EagerFunction[P, R]:
         return EagerFunction(function, checked, resolved, device, runtime)
@@ -118,6 +118,7 @@ class EagerFunction(Generic[P, R]):
         self._policy = policy
         self._device = device
         self._runtime = runtime
+        self._lessons = learning.Lessons()
         self._fits: dict[Any, Any] = {}  # under transformations, see `around`
 
     @property
@@ -168,7 +169,10 @@ class EagerFunction(Generic[P, R]):
         needed: Callable[[], int] | None,
     ) -> Any:
         """Runs the function. Where `needed` tells how many results must be, others may go."""
-        session = Session(runtime)
+        lesson = None
+        if learning.is_worthwhile(runtime.policy, runtime.budget_bytes):
+            lesson = self._lessons.of(leaves, tree)
+        session = Session(runtime, lesson=lesson)
         committed = any(arrays.is_committed(x) for x in leaves if isinstance(x, jax.Array))
         try:
             with _scope.eager_scope(session) as trace:
@@ -193,6 +197,7 @@ class EagerFunction(Generic[P, R]):
                     out.clear()  # whoever keeps the traceback must not keep results
                     raise
             del values, flat
+            session.learn()
         except BaseException:
             with contextlib.suppress(BudgetExceededError):
                 session.write_back()  # what was written before an error stays written

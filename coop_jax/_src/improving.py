@@ -62,10 +62,12 @@ class Hints:
     Attributes:
       worth: factors of their scores.
       sides: -1 for the left end of the pool, 1 for the right, 0 as the policy has it.
+      places: offsets to take where they are free; -1 for none.
     """
 
     worth: Sequence[float] = ()
     sides: Sequence[int] = ()
+    places: Sequence[int] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -109,27 +111,28 @@ PlanVariant = Callable[[Start, Hints, float], _core.Plan]
 
 
 def improved(
-    program: Program,
+    kinds: Kinds,
+    operations: int,
     starts: Sequence[Start],
     plan_variant: PlanVariant,
     effort: int,
     outside_bytes: int,
-) -> _core.Plan:
-    """The best plan that a search finds.
+) -> Start:
+    """The best plan that a search finds, and what it was made by.
 
     Args:
-      program: what is planned.
+      kinds: what the search may change.
+      operations: of the program that is planned.
       starts: plans of some policies, at least one.
       plan_variant: plans a variant of a start.
       effort: operations to plan before it stops, recomputations included, also undone ones.
       outside_bytes: the most that a plan may have outside the pool at once.
     """
     kept = sorted(starts, key=lambda s: s.badness)[:_STARTS]
-    kinds = _Kinds(program)
     if not kinds or _is_good_enough(kept[0].plan):
-        return kept[0].plan
+        return kept[0]
     generator = random.Random(0)
-    operations = max(1, len(program.operations))
+    operations = max(1, operations)
     spent = since = 0
     rounds = max(1, min(effort // operations, _MOST_PLANS) // _ROUND)
     with (
@@ -157,7 +160,7 @@ def improved(
             kept.sort(key=lambda s: s.badness)
             since = 0 if kept[0].badness < least else since + _ROUND
             bar.update()
-    return kept[0].plan
+    return kept[0]
 
 
 def _effort_of_recomputing(plan: _core.Plan) -> int:
@@ -169,23 +172,28 @@ def _effort_of_recomputing(plan: _core.Plan) -> int:
     return int(plan.tried_recomputations * (1 + searches / _SEARCHES))
 
 
-class _Kinds:
+def kinds_of(program: Program) -> Kinds:
+    """The storages that a plan of the program can evict, by what makes them."""
+    outputs = {program.values[v].storage for v in program.outputs}
+    kinds: dict[tuple[object, int], list[int]] = {}
+    for operation in program.operations:
+        for number, value in enumerate(operation.results):
+            storage = program.values[value].storage
+            if not program.storages[storage].outside and storage not in outputs:
+                kinds.setdefault((operation.kernel.key, number), []).append(storage)
+    return Kinds([s.nbytes for s in program.storages], list(kinds.values()))
+
+
+class Kinds:
     """The storages that can be evicted, by what makes them; chosen by their bytes."""
 
-    def __init__(self, program: Program):
-        outputs = {program.values[v].storage for v in program.outputs}
-        kinds: dict[tuple[object, int], list[int]] = {}
-        for operation in program.operations:
-            for number, value in enumerate(operation.results):
-                storage = program.values[value].storage
-                if not program.storages[storage].outside and storage not in outputs:
-                    kinds.setdefault((operation.kernel.key, number), []).append(storage)
-        sizes = [s.nbytes for s in program.storages]
-        self._count = len(sizes)
-        self._members = list(kinds.values())
-        self._kind_bytes = [sum(sizes[s] for s in members) for members in self._members]
-        self._storages = [s for members in self._members for s in members]
-        self._bytes = [sizes[s] for s in self._storages]
+    def __init__(self, storage_bytes: Sequence[int], members: Sequence[Sequence[int]]):
+        """Takes the bytes of all storages, and those of each kind."""
+        self._count = len(storage_bytes)
+        self._members = list(members)
+        self._kind_bytes = [sum(storage_bytes[s] for s in kind) for kind in members]
+        self._storages = [s for kind in members for s in kind]
+        self._bytes = [storage_bytes[s] for s in self._storages]
 
     def __bool__(self) -> bool:
         return sum(self._bytes) > 0
@@ -206,7 +214,7 @@ class _Kinds:
                 for storage in chosen:
                     worth[storage] = min(_MOST_WORTH, max(_LEAST_WORTH, worth[storage] * factor))
             if generator.random() >= _MORE_THAN_ONE:
-                return Hints(worth, sides)
+                return Hints(worth, sides, hints.places)
 
     def _choose(self, generator: random.Random) -> Sequence[int]:
         if generator.random() >= _OF_A_KIND:

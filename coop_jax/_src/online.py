@@ -14,6 +14,7 @@ import jax
 from coop_jax._src import interpreter
 from coop_jax._src.compat import arrays
 from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.learning import Lesson, is_worthwhile
 from coop_jax._src.refs import RefCell, wrapped
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.session import Session
@@ -38,7 +39,9 @@ def run_online(
       The results, then the last contents of each input that is a reference.
     """
     donated = [x for x, d in zip(inputs, signature.donated, strict=True) if d]
-    session = Session(runtime, interrupts, donated)
+    if signature.lesson is None and is_worthwhile(runtime.policy, runtime.budget_bytes):
+        signature.lesson = Lesson()
+    session = Session(runtime, interrupts, donated, signature.lesson)
     try:
         cells: list[Any] = [
             wrapped(v.aval, session.donated_value_of(x) if d else session.value_of(x))
@@ -48,6 +51,7 @@ def run_online(
         results = interpreter.call(session, signature.jaxpr, signature.constants, cells)
         results += [x.current for x in written]
         values = session.take([session.as_value(x) for x in results])
+        session.learn()
     finally:
         session.close()
     returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}

@@ -23,6 +23,7 @@ from coop_jax._src.candidates import OUTSIDE as OUTSIDE
 from coop_jax._src.candidates import Candidates
 from coop_jax._src.candidates import PlanSettings as PlanSettings
 from coop_jax._src.candidates import Residency as Residency
+from coop_jax._src.improving import kinds_of
 from coop_jax._src.program import Program, Storage
 from coop_jax._src.workspaces import Provision, provisions, refill_seconds
 
@@ -148,12 +149,18 @@ def make_plan(
     outside = _outside_bytes(program, residency)
     while True:
         candidates = Candidates(
-            program, engine_program, residency, settings, capacity_bytes, outside + workspace_bytes
+            engine_program,
+            lambda: kinds_of(program),
+            residency,
+            settings,
+            capacity_bytes=capacity_bytes,
+            reserve_bytes=outside + workspace_bytes,
+            constants=len(program.constants),
         )
-        plan = candidates.own_plan()
-        needed = plan.stats["peak_outside_bytes"]
-        if not plan.feasible or needed <= outside:
-            return candidates.improved(plan, outside)
+        start = candidates.own_plan()
+        needed = start.plan.stats["peak_outside_bytes"]
+        if not start.plan.feasible or needed <= outside:
+            return candidates.improved(start, outside).plan
         outside = needed  # more than before, and never more than all of it
 
 

@@ -31,6 +31,7 @@ from coop_jax._src.executables import Executable
 from coop_jax._src.executor import launch
 from coop_jax._src.externals import Externals
 from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.learning import Lesson
 from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.refs import LOST, RefCell
 from coop_jax._src.runtime import Runtime
@@ -49,19 +50,28 @@ class Session:
         runtime: Runtime,
         interrupts: DeferredInterrupts | None = None,
         donated: Sequence[jax.Array] = (),
+        lesson: Lesson | None = None,
     ):
+        """Begins a call.
+
+        Args:
+          runtime: where it runs.
+          interrupts: checked before each operation, until a donated array is gone.
+          donated: arrays that are given up.
+          lesson: what is known of such calls, and what learns from this one.
+        """
         self._interrupts = interrupts
         self._runtime = runtime
         self._memory = runtime.memory()
         self._preparer = Preparer(runtime._cache, self._memory.device)
         settings, self._verifier = runtime._settings, runtime.verifier()
+        self._memory.pool.drain_freed()
+        policy = lesson and lesson.begin(self._memory.pool.live_blocks())
         load, load_arguments = arrays.importer(self._memory.device)
         self._core = _core.SessionCore(
             runtime.capacity_bytes(),
             settings.alignment_bytes,
-            # Keeping what evicted values are made from pays, but where memory is tightest it can
-            # be too much. A plan is then made again without it; here there is one try.
-            policies.without_keeping(policies.where_nothing_is_known(settings.policy)),
+            policy or _where_nothing_is_known(settings.policy),
             settings.profile.expensive_seconds_per_byte,
             self._memory.pool,
             load,
@@ -80,7 +90,15 @@ class Session:
         core.reserved_bytes = runtime.capacity_bytes() if unlimited else 0
         self._peak_bytes = 0
         self._cells: dict[int, tuple[Any, RefCell, Any]] = {}
+        self._lesson = lesson
+        if lesson is not None:
+            core.record(lesson.history, follow=True)
         self._externals = Externals(core, self._memory, donated)
+        if lesson is not None:
+            # At once what the last call needed in the end, as its plan has it.
+            if lesson.reserved_bytes > core.reserved_bytes:
+                core.reserve_room(self, lesson.reserved_bytes)
+            lesson.advise(settings, runtime.capacity_bytes(), core.reserved_blocks())
 
     # --- Values in and out ---
 
@@ -305,6 +323,18 @@ class Session:
         self._peak_bytes = max(self._peak_bytes, peak)
         self._core.reset_peak()
 
+    def learn(self) -> None:
+        """The call is complete: what it did is what the next one is expected to do."""
+        core, runtime = self._core, self._runtime
+        if self._lesson is not None:
+            core.collect()
+            self._lesson.learn(
+                runtime._settings,
+                runtime.capacity_bytes(),
+                core.reserved_blocks(),
+                core.stats(),
+            )
+
     def close(self) -> None:
         """Ends the session: everything that was not taken goes."""
         self._count_peak()
@@ -320,3 +350,9 @@ class Session:
         core.clear()
         self._externals.clear()
         self._cells.clear()
+
+
+def _where_nothing_is_known(policy: policies.Policy) -> policies.Policy:
+    # Keeping what evicted values are made from pays, but where memory is tightest it can be too
+    # much. A plan is then made again without it; here there is one try.
+    return policies.without_keeping(policies.where_nothing_is_known(policy))

@@ -15,6 +15,7 @@ from coop_jax._src import kernels, planning
 from coop_jax._src.compiling import compile_together
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.instructions import CompiledPlan, copies_operands
+from coop_jax._src.learning import Lesson
 from coop_jax._src.passing import InputKinds
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
@@ -84,6 +85,7 @@ class Signature:
     refs: list[Any]  # references that the function closes over: the last inputs
     has_refs: bool  # whether any input is a reference
     tier: Tier
+    lesson: Lesson | None = None  # of calls that branch or loop on values
     unrolled: Unrolled | None = None  # of whose plan the program is what it is, in segments
 
 

@@ -11,6 +11,10 @@ what a user had before.
 operands that a trace hands it to the results that it hands back, less the launches (which include
 the import of slots); from some steps after the others, as the clocks for it take time, too.
 
+"overhead" is recompute seconds / compute seconds of the timed rounds, as the runtime measured them.
+With `policy="lookahead"` `remat_eager` learns: it needs some rounds (--warmups) for each kind of
+batch until it follows plans.
+
 What the numbers do not mean: the steps are small, so that Python's time per operation shows; on
 larger ones all ways but jit come closer together. Compilation is not in them (see --warmups).
 
@@ -83,9 +87,12 @@ class OwnProcess:
 
 
 def _eager_contender(
-    name: str, program: plain_jax.TrainingProgram, budget_bytes: int | None
+    name: str,
+    program: plain_jax.TrainingProgram,
+    budget_bytes: int | None,
+    policy: str = "coop",
 ) -> Contender:
-    step = coop_jax.remat_eager(program.step, budget=budget_bytes)
+    step = coop_jax.remat_eager(program.step, budget=budget_bytes, policy=policy)
     return Contender(name, plain_jax.Trainer(step, program), lambda: step.runtime)
 
 
@@ -113,16 +120,28 @@ def _contenders(program: plain_jax.TrainingProgram, rival: OwnProcess) -> list[C
         eager,
         _run_contender("run", program, None),
         _eager_contender("remat_eager, 50%", program, half_bytes),
+        _eager_contender("the same, lookahead", program, half_bytes, "lookahead"),
         _run_contender("run, 50%", program, 0.5),
     ]
 
 
+def _recomputed(contender: Contender) -> tuple[float, float]:
+    """Seconds of recomputation and of computation so far."""
+    if contender.runtime is None:
+        return 0.0, 0.0
+    stats = contender.runtime().stats()
+    return stats.recompute_seconds, stats.compute_seconds
+
+
 def _measure(
     contenders: Sequence[Contender], warmups: int, repeats: int
-) -> dict[str, list[float] | str]:
-    """Seconds of every round by contender, or why it cannot run."""
+) -> tuple[dict[str, list[float] | str], dict[str, float]]:
+    """Seconds of every round by contender, or why it cannot run; and its overhead."""
+    before: dict[str, tuple[float, float]] = {}
     seconds: dict[str, list[float] | str] = {c.name: [] for c in contenders}
     for number in range(-warmups, repeats):
+        if number == 0:
+            before = {c.name: _recomputed(c) for c in contenders if seconds[c.name] == []}
         for contender in contenders:
             times = seconds[contender.name]
             if isinstance(times, str):
@@ -136,7 +155,14 @@ def _measure(
                 continue
             if number >= 0:
                 times.append(elapsed)
-    return seconds
+    overheads = {}
+    for contender in contenders:
+        if contender.name in before:
+            again, first = (
+                b - a for a, b in zip(before[contender.name], _recomputed(contender), strict=True)
+            )
+            overheads[contender.name] = again / max(first, 1e-9)
+    return seconds, overheads
 
 
 def _own_seconds(contender: Contender, steps: int) -> float:
@@ -169,6 +195,7 @@ def _row(
     contender: Contender,
     times: list[float] | str,
     eager: Sequence[float],
+    overhead: float,
     own: float | None = None,
 ) -> str:
     if isinstance(times, str):
@@ -184,7 +211,7 @@ def _row(
     runtime = contender.runtime()
     stats, budget = runtime.stats(), runtime.budget_bytes
     limit = "none" if budget is None else f"{budget / 2**20:.1f}"
-    row = f"{row}{stats.peak_bytes / 2**20:9.1f}{limit:>9}{stats.overhead:10.2f}"
+    row = f"{row}{stats.peak_bytes / 2**20:9.1f}{limit:>9}{overhead:10.3f}"
     return row if own is None else f"{row}{own * 1e6:9.1f}"
 
 
@@ -193,7 +220,7 @@ def _print_program(name: str, warmups: int, repeats: int) -> None:
     rival = OwnProcess(name)
     try:
         contenders = _contenders(program, rival)
-        seconds = _measure(contenders, warmups, repeats)
+        seconds, overheads = _measure(contenders, warmups, repeats)
     finally:
         rival.close()
     eager = seconds[_EAGER]
@@ -205,7 +232,8 @@ def _print_program(name: str, warmups: int, repeats: int) -> None:
     )
     for contender in contenders:
         own = _own_seconds(contender, 4) if contender.name == "remat_eager" else None
-        print(_row(contender, seconds[contender.name], eager, own), flush=True)
+        overhead = overheads.get(contender.name, 0.0)
+        print(_row(contender, seconds[contender.name], eager, overhead, own), flush=True)
 
 
 def main(argv: Sequence[str]) -> None:

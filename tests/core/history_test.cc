@@ -1,0 +1,298 @@
+// What is learned of a call, and what the next one makes of it.
+
+#include "cc/core/history.h"
+
+#include <gtest/gtest.h>
+
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "cc/core/engine.h"
+#include "cc/core/program.h"
+#include "cc/core/upcoming.h"
+
+namespace coop::testing {
+namespace {
+
+constexpr int64_t kBlock = 64;
+
+EngineOptions Options(int64_t blocks, const Policy& policy = Policy::Lookahead()) {
+  EngineOptions options;
+  options.capacity_bytes = blocks * kBlock;
+  options.alignment_bytes = kBlock;
+  options.policy = policy;
+  return options;
+}
+
+// A front end: an engine, and a history that sees what it does.
+class Call {
+ public:
+  explicit Call(History* history, const EngineOptions& options, bool follow = true)
+      : engine(options), history_(history) {
+    history->Begin(follow);
+  }
+
+  StorageId Source() {
+    const StorageId storage = engine.AddOutside(kBlock);
+    history_->NewSource(storage, false);
+    return storage;
+  }
+
+  StorageId Run(uint64_t what, const std::vector<StorageId>& inputs = {}, int64_t blocks = 1) {
+    std::vector<OutputSpec> specs{{.bytes = blocks * kBlock}};
+    history_->Expect(&engine, what, inputs, &specs);
+    const OperationId op = engine.AddOperation(inputs, specs, 1e-3, true);
+    std::vector<StorageId> outputs;
+    engine.OutputsOf(op, &outputs);
+    history_->Added(&engine, what, inputs, outputs, specs, 1e-3, true);
+    EXPECT_TRUE(engine.Run(op));
+    engine.Validate();
+    return outputs.front();
+  }
+
+  void Release(StorageId storage) {
+    history_->Released(storage);
+    engine.Release(storage);
+  }
+
+  void Read(StorageId storage) {
+    history_->Read(&engine, storage);
+    ASSERT_TRUE(engine.Materialize(storage));
+  }
+
+  [[nodiscard]] bool Evicted(StorageId storage) const {
+    return engine.StateOf(storage) == StorageState::kEvicted;
+  }
+
+  Engine engine;
+
+ private:
+  History* history_;
+};
+
+// Two values, of which the first is read first; a third one needs the room of one of them.
+std::vector<bool> EvictedOfTwo(Call* call, uint64_t third = 3) {
+  const StorageId first = call->Run(1);
+  const StorageId second = call->Run(2);
+  call->Run(third);
+  std::vector<bool> evicted{call->Evicted(first), call->Evicted(second)};
+  call->Run(8, {first});
+  call->Run(9, {second});
+  return evicted;
+}
+
+using Pair = std::vector<bool>;
+
+TEST(HistoryTest, WhatIsReadLastGoesOnceThatIsKnown) {
+  History history;
+  for (int n = 0; n < 3; ++n) {
+    Call call(&history, Options(2));
+    EXPECT_EQ(EvictedOfTwo(&call), n == 0 ? Pair({true, false}) : Pair({false, true}));
+    history.Finish();
+    EXPECT_EQ(history.repetitions(), n);
+  }
+}
+
+TEST(HistoryTest, WhoDoesNotFollowOnlyRecords) {
+  History history;
+  for (int n = 0; n < 2; ++n) {
+    Call call(&history, Options(2), /*follow=*/false);
+    EXPECT_EQ(EvictedOfTwo(&call), Pair({true, false}));
+    history.Finish();
+  }
+  EXPECT_EQ(history.repetitions(), 1);
+}
+
+TEST(HistoryTest, AtTheFirstDifferenceWhatWasSaidIsTakenBack) {
+  History history;
+  {
+    Call call(&history, Options(2));
+    EvictedOfTwo(&call);
+    history.Finish();
+  }
+  Call call(&history, Options(2));
+  EXPECT_EQ(EvictedOfTwo(&call, 4), Pair({true, false}));  // as where nothing is known
+  history.Finish();
+  EXPECT_EQ(history.repetitions(), 0);
+  EXPECT_EQ(history.record().what[2], 4u);  // and it is what is expected now
+  Call again(&history, Options(2));
+  EXPECT_EQ(EvictedOfTwo(&again, 4), Pair({false, true}));
+}
+
+TEST(HistoryTest, OtherOperandsAreADifference) {
+  History history;
+  for (const bool swapped : {false, true}) {
+    Call call(&history, Options(8));
+    const StorageId a = call.Run(1);
+    const StorageId b = call.Run(1);
+    call.Run(2, swapped ? std::vector{b, a} : std::vector{a, b});
+    history.Finish();
+    EXPECT_EQ(history.repetitions(), 0);
+  }
+}
+
+TEST(HistoryTest, IdsOfTheEngineDoNotMatter) {
+  History history;
+  for (int n = 0; n < 2; ++n) {
+    Call call(&history, Options(8));
+    if (n == 1) call.engine.AddOutside(kBlock);  // shifts all ids
+    const StorageId source = call.Source();
+    const StorageId a = call.Run(1, {source});
+    const StorageId b = call.Run(2, {a});
+    call.Release(a);
+    call.Run(3, {b, source});
+    history.Finish();
+    EXPECT_EQ(history.repetitions(), n);
+  }
+}
+
+TEST(HistoryTest, WhatWasNotFinishedIsForgotten) {
+  History history;
+  {
+    Call call(&history, Options(2));
+    EvictedOfTwo(&call);
+    history.Finish();
+  }
+  const CallRecord before = history.record();
+  {
+    Call call(&history, Options(2));
+    call.Run(7);  // an error ends it
+  }
+  {
+    Call call(&history, Options(2));
+    call.Run(1);
+    history.Break(&call.engine);  // or it goes on after one
+    call.Run(8);
+    history.Finish();
+  }
+  EXPECT_TRUE(history.record() == before);
+  Call call(&history, Options(2));
+  EXPECT_EQ(EvictedOfTwo(&call), Pair({false, true}));
+}
+
+TEST(HistoryTest, WhoHasNoRoomGivesUpWhatWasExpected) {
+  History history;
+  for (const bool gives_up : {false, true}) {
+    Call call(&history, Options(2));
+    const StorageId first = call.Run(1);
+    EXPECT_EQ(history.GiveUp(&call.engine), gives_up);  // the first time nothing was expected
+    call.Run(2);
+    call.Run(3);
+    EXPECT_TRUE(call.Evicted(first));
+    call.Read(first);
+    history.Finish();
+    EXPECT_EQ(history.gave_up(), gives_up);
+  }
+}
+
+TEST(HistoryTest, AdviceIsToldAndGoesWithTheProgram) {
+  History history;
+  {
+    Call call(&history, Options(4));
+    EXPECT_EQ(call.engine.OffsetOf(call.Run(1)), 0);
+    call.Run(2);
+    history.Finish();
+  }
+  EXPECT_THROW(history.Advise({1.0}, {}, {}), std::invalid_argument);
+  history.Advise({}, {}, {2 * kBlock, kNone});
+  Call call(&history, Options(4));
+  EXPECT_EQ(call.engine.OffsetOf(call.Run(1)), 2 * kBlock);
+  EXPECT_EQ(call.engine.OffsetOf(call.Run(9)), 0);
+  history.Finish();  // another program
+  Call other(&history, Options(4));
+  EXPECT_EQ(other.engine.OffsetOf(other.Run(1)), 0);
+}
+
+TEST(HistoryTest, WhatIsRecordedIsAProgramWhosePlanIsWhatHappens) {
+  History history;
+  Stats done;
+  for (int n = 0; n < 2; ++n) {
+    Call call(&history, Options(5));
+    const StorageId source = call.Source();
+    std::vector<StorageId> layers{call.Run(1, {source})};
+    for (int layer = 1; layer < 8; ++layer) layers.push_back(call.Run(1, {layers.back()}));
+    StorageId gradient = call.Run(2, {layers.back()});
+    for (int layer = 7; layer >= 0; --layer) {
+      const StorageId next = call.Run(3, {gradient, layers[static_cast<size_t>(layer)]});
+      call.Release(gradient);
+      call.Release(layers[static_cast<size_t>(layer)]);
+      gradient = next;
+    }
+    call.Read(gradient);
+    history.Taken(gradient);
+    call.engine.MakePermanent(gradient);
+    history.Finish();
+    done = call.engine.stats();
+  }
+  PlanOptions options;
+  options.engine = Options(5);
+  const Plan plan = MakePlan(history.record().program, options);
+  ASSERT_TRUE(plan.feasible);
+  EXPECT_GT(plan.stats.recomputations, 0);
+  EXPECT_EQ(plan.stats.recomputations, done.recomputations);
+  EXPECT_EQ(plan.stats.evictions, done.evictions);
+}
+
+TEST(HistoryTest, WhatIsDiscardedIsDiscardedInItsPlan) {
+  History history;
+  Call call(&history, Options(4));
+  const StorageId first = call.Run(1);
+  const StorageId second = call.Run(2, {first});
+  history.Discarded(first);
+  ASSERT_TRUE(call.engine.Discard(first));
+  call.Run(3, {second});
+  history.Finish();
+  PlanOptions options;
+  options.engine = Options(4);
+  const Plan plan = MakePlan(history.record().program, options);
+  ASSERT_TRUE(plan.feasible);
+  ASSERT_GE(plan.actions.size(), 3u);
+  EXPECT_EQ(plan.actions[2].kind, ActionKind::kEvict);
+  EXPECT_EQ(plan.actions[2].id, 0);
+}
+
+// --- Places (OutputSpec::place) ---
+
+StorageId RunAt(Engine* engine, int64_t place, const std::vector<StorageId>& inputs = {}) {
+  const OutputSpec spec{.bytes = kBlock, .place = place};
+  const OperationId op = engine->AddOperation(inputs, std::span(&spec, 1), 1e-3, true);
+  std::vector<StorageId> outputs;
+  engine->OutputsOf(op, &outputs);
+  EXPECT_TRUE(engine->Run(op));
+  engine->Validate();
+  return outputs.front();
+}
+
+TEST(PlaceTest, IsTakenWhereNothingOfUseLies) {
+  Engine engine(Options(4));
+  const StorageId first = RunAt(&engine, 2 * kBlock);
+  EXPECT_EQ(engine.OffsetOf(first), 2 * kBlock);
+  EXPECT_EQ(engine.OffsetOf(RunAt(&engine, 2 * kBlock)), 0);  // it is not known to be of no use
+  engine.SetNextRead(first, 1.0);
+  EXPECT_EQ(engine.OffsetOf(RunAt(&engine, 2 * kBlock)), kBlock);
+  engine.SetNextRead(first, Upcoming::kNever);
+  EXPECT_EQ(engine.OffsetOf(RunAt(&engine, 2 * kBlock)), 2 * kBlock);
+  EXPECT_EQ(engine.StateOf(first), StorageState::kEvicted);
+}
+
+TEST(PlaceTest, WhatTheOperationReadsStays) {
+  Engine engine(Options(4));
+  const StorageId first = RunAt(&engine, 0);
+  engine.SetNextRead(first, Upcoming::kNever);
+  EXPECT_EQ(engine.OffsetOf(RunAt(&engine, 0, {first})), kBlock);
+  EXPECT_EQ(engine.StateOf(first), StorageState::kResident);
+}
+
+TEST(PlaceTest, OutsideThePoolOrCrookedIsRefused) {
+  Engine engine(Options(4));
+  EXPECT_EQ(engine.OffsetOf(RunAt(&engine, 1000 * kBlock)), 0);  // no such place: anywhere
+  for (const int64_t place : {int64_t{1}, int64_t{-64}}) {
+    const OutputSpec spec{.bytes = kBlock, .place = place};
+    EXPECT_THROW(static_cast<void>(engine.AddOperation({}, std::span(&spec, 1), 1e-3, true)),
+                 std::invalid_argument);
+  }
+}
+
+}  // namespace
+}  // namespace coop::testing

@@ -1,0 +1,213 @@
+"""Functions that run operation by operation, and what they learn from their last calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import assert_same_bits
+
+import coop_jax
+from coop_jax._src import learning
+
+LAYERS, WIDTH, BATCH = 12, 64, 256
+State = tuple[jax.Array, jax.Array]
+
+
+def initial() -> State:
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)) / 8, jnp.float32)
+    return w, jnp.zeros_like(w)
+
+
+X = np.random.default_rng(1).normal(size=(BATCH, WIDTH)).astype(np.float32)
+
+
+def train(state: State, x: jax.Array, layers: int = LAYERS) -> tuple[State, jax.Array]:
+    """A step that returns another state, with momentum."""
+    w, momentum = state
+
+    def loss(w: jax.Array) -> jax.Array:
+        h = x
+        for _ in range(layers):
+            h = jnp.tanh(h @ w)
+        return (h**2).mean()
+
+    value, grad = jax.value_and_grad(loss)(w)
+    momentum = 0.9 * momentum + grad
+    return (w - 0.1 * momentum, momentum), value
+
+
+def half(step: Callable[..., Any], *args: Any) -> int:
+    """Half of the memory that a call needs, or a little more."""
+    eager = coop_jax.remat_eager(step)
+    eager(*args)
+    return int(0.55 * eager.runtime.stats().peak_bytes)
+
+
+def recomputations(step: Any, calls: Iterator[Any]) -> list[int]:
+    """How many operations each call runs again."""
+    counts, before = [], 0
+    for _ in calls:
+        now = step.runtime.stats().rematerialisations
+        counts.append(now - before)
+        before = now
+    return counts
+
+
+@pytest.mark.unless_forced("counts what a plan recomputes")
+def test_a_step_that_is_given_what_it_returned_settles_on_a_better_plan() -> None:
+    budget = half(train, initial(), X)
+
+    def trained(policy: str) -> tuple[list[int], Any]:
+        step = coop_jax.remat_eager(train, budget=budget, policy=policy)
+        results = []
+
+        def calls() -> Iterator[None]:
+            state = initial()
+            for _ in range(16):
+                state, value = step(state, X)
+                results.append(value)
+                yield
+            results.append(state)
+
+        return recomputations(step, calls()), results
+
+    coop, expected = trained("coop")
+    learned, found = trained("lookahead")
+    assert_same_bits(found, expected)
+    assert learned[0] == coop[0] > 0  # nothing is known in the first call
+    assert sum(learned[-2:]) < sum(coop[-2:])
+    # Every other call finds the same state of the pool, and does the same.
+    assert learned[-4:-2] == learned[-2:]
+
+
+@pytest.mark.unless_forced("compares with a plan")
+def test_what_was_planned_is_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Any] = []
+    planned = learning.Lesson._planned
+
+    def recorded(self: Any, *args: Any) -> Any:
+        plans.append(planned(self, *args))
+        return plans[-1]
+
+    monkeypatch.setattr(learning.Lesson, "_planned", recorded)
+    state = initial()
+    step = coop_jax.remat_eager(train, budget=half(train, state, X), policy="lookahead")
+
+    def calls() -> Iterator[None]:
+        for _ in range(4):
+            step(state, X)  # what it returns goes at once, so the pool is as before
+            yield
+
+    counts = recomputations(step, calls())
+    assert len(plans) == 1  # in the second call, which did what the first did
+    stats = plans[0].plan.stats
+    assert stats["recomputations"] < counts[0]
+    assert counts[2:] == [stats["recomputations"]] * 2
+
+
+def test_a_call_that_does_something_else_goes_on_online() -> None:
+    layers = [12, 12, 12, 5, 12, 14, 14, 14, 12]
+
+    def expected(number: int) -> Any:
+        return coop_jax.remat_eager(lambda s, x: train(s, x, number))(initial(), X)
+
+    depth = [0]
+    budget = half(lambda s, x: train(s, x, 14), initial(), X)
+    step = coop_jax.remat_eager(
+        lambda s, x: train(s, x, depth[0]), budget=budget, policy="lookahead"
+    )
+    for number in layers:
+        depth[0] = number
+        assert_same_bits(step(initial(), X), expected(number))
+    assert step.runtime.stats().peak_bytes <= budget
+    assert step.runtime.stats().evictions > 0
+
+
+def test_an_error_in_a_call_leaves_what_was_learned() -> None:
+    fails = [False]
+
+    def step(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+        (w, momentum), value = train(state, x)
+        if fails[0]:
+            raise RuntimeError("asked for")
+        return (w, momentum), value
+
+    expected = coop_jax.remat_eager(step)(initial(), X)
+    eager = coop_jax.remat_eager(step, budget=half(step, initial(), X), policy="lookahead")
+    for fail in (False, False, True, False, True, False):
+        fails[0] = fail
+        if fail:
+            with pytest.raises(RuntimeError, match="asked for"):
+                eager(initial(), X)
+        else:
+            assert_same_bits(eager(initial(), X), expected)
+    if not eager.runtime.policy.evict_always:  # then nothing is learned
+        (lesson,) = eager._lessons._known.values()
+        assert lesson.history.repetitions == 3
+
+
+@pytest.mark.unless_forced("nothing is learned then")
+def test_calls_with_other_shapes_are_learned_apart() -> None:
+    batches = [X, X[:128]]
+    expected = [coop_jax.remat_eager(train)(initial(), x) for x in batches]
+    step = coop_jax.remat_eager(train, budget=half(train, initial(), X), policy="lookahead")
+    for n in range(8):
+        assert_same_bits(step(initial(), batches[n % 2]), expected[n % 2])
+    lessons = step._lessons._known.values()
+    assert [lesson.history.repetitions for lesson in lessons] == [3, 3]
+
+
+@pytest.mark.unless_forced("counts what a plan recomputes")
+def test_a_program_that_loops_on_values_learns_too() -> None:
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(w: jax.Array) -> jax.Array:
+            h = x
+            for _ in range(LAYERS):
+                h = jnp.tanh(h @ w)
+            return (h**2).mean()
+
+        value, grad = jax.value_and_grad(loss)(w)
+        # The step is as large as makes the loss less.
+        scale = jax.lax.while_loop(
+            lambda s: loss(w - s * grad) > value, lambda s: s * 0.5, jnp.float32(1)
+        )
+        return w - scale * grad, value
+
+    def trained(budget: int | None, policy: str) -> tuple[list[int], Any, Any]:
+        run = coop_jax.run(step, budget=budget, policy=policy, fusion=False)
+        results = []
+
+        def calls() -> Iterator[None]:
+            for _ in range(4):
+                results.append(jax.tree.map(np.array, run(initial()[0], X)))
+                yield
+
+        return recomputations(run, calls()), results, run.runtime.stats()
+
+    *_, expected, stats = trained(None, "coop")
+    budget = stats.peak_bytes // 3
+    coop, found, _ = trained(budget, "coop")
+    assert_same_bits(found, expected)
+    learned, found, _ = trained(budget, "lookahead")
+    assert_same_bits(found, expected)
+    assert 0 < learned[-1] < coop[-1]
+
+
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [
+        ([], [64, 128]),
+        ([(64, 100)], [192, 256]),  # behind, aligned
+        ([(128, 64)], [192, 256]),  # they do not fit before
+        ([(192, 64)], [64, 128]),
+        ([(192, 64), (320, 64)], [64, 128]),
+        ([(64, 1900)], [-1, -1]),  # there is no room
+    ],
+)
+def test_results_go_side_by_side(taken: list[tuple[int, int]], expected: list[int]) -> None:
+    assert learning._side_by_side([64, 64], taken, 2048, 64) == expected
