@@ -113,8 +113,9 @@ class Policy:
     `heuristic`: "coop", "dtr", "dte" or "lookahead" (where the program is known, or an earlier call
     did the same, it knows when each value is read next). `neighborhood`, of what is evicted around
     a value, that counts as its cost: "union_find", "exact", "ancestors" or "awaited" (ancestors,
-    and those descendants that are still to be read). What is None is as the heuristic's method has it: "ancestors" for "lookahead"
-    and "union_find" for the others; switches on for "coop" and "lookahead", off for the others.
+    and those descendants that are still to be read). What is None is as the heuristic's method has
+    it: "ancestors" for "lookahead" and "union_find" for the others; switches on for "coop" and
+    "lookahead", off for the others.
     `keep_demanded`: a value stays in memory at its last use while something evicted that is made
     from it is still to be read. `unheld_first`: what nothing holds any more, recomputed on the way
     to something else, goes first and at no cost. (The published methods do neither.)
