@@ -447,6 +447,12 @@ def operation_key(
 ) -> tuple[Any, tuple[Any, ...], tuple[Hashable, ...], tuple[int, ...] | None, Any]:
     """What an operation is looked up by; without a hash where a parameter has none."""
 
+class SlotCells:
+    """Arrays to be donated to what is written at their place next. See cc/python/slot_cells.h."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+
 class SessionCore(Engine):
     """An engine and what a session holds; runs operations. See cc/python/session_core.h."""
 
@@ -457,6 +463,7 @@ class SessionCore(Engine):
         policy: Policy,
         expensive_seconds_per_byte: float,
         pool: Pool,
+        cells: SlotCells,
         load: Callable[..., Any],
         load_arguments: tuple[Any, ...],
         operand_key: Callable[[Any], Hashable],

@@ -93,13 +93,18 @@ void BindSession(nb::module_& module) {
   module.def("operation_key", &OperationKey, nb::arg("operand_key"), nb::arg("primitive"),
              nb::arg("operands"), nb::arg("params"), nb::arg("context").none());
 
+  nb::class_<SlotCells>(module, "SlotCells", "Arrays to be donated to what is written next.")
+      .def(nb::init<>())
+      .def("__len__", &SlotCells::size);
+
   nb::class_<SessionCore, PyEngine>(module, "SessionCore",
                                     "An engine and what a session holds; runs operations.")
-      .def(nb::init<int64_t, int64_t, const Policy&, double, nb::object, nb::object, nb::tuple,
-                    nb::object, nb::dict, bool>(),
+      .def(nb::init<int64_t, int64_t, const Policy&, double, nb::object, nb::object, nb::object,
+                    nb::tuple, nb::object, nb::dict, bool>(),
            nb::arg("capacity_bytes"), nb::arg("alignment_bytes"), nb::arg("policy"),
-           nb::arg("expensive_seconds_per_byte"), nb::arg("pool"), nb::arg("load"),
-           nb::arg("load_arguments"), nb::arg("operand_key"), nb::arg("prepared"), nb::arg("fast"))
+           nb::arg("expensive_seconds_per_byte"), nb::arg("pool"), nb::arg("cells"),
+           nb::arg("load"), nb::arg("load_arguments"), nb::arg("operand_key"), nb::arg("prepared"),
+           nb::arg("fast"))
       .def("apply", &SessionCore::Apply, nb::arg("session"), nb::arg("primitive"),
            nb::arg("operands"), nb::arg("params"))
       .def("run", &SessionCore::Run, nb::arg("session"), nb::arg("prepared"), nb::arg("operands"))
@@ -118,7 +123,7 @@ void BindSession(nb::module_& module) {
       .def("alias", &SessionCore::Alias, nb::arg("storage"), nb::arg("aval"), nb::arg("key"))
       .def("put", &SessionCore::Put, nb::arg("storage"), nb::arg("array"), nb::arg("key"))
       .def("holds", &SessionCore::Holds, nb::arg("storage"))
-      .def("array_of", &SessionCore::ArrayOf, nb::arg("session"), nb::arg("storage"),
+      .def("array_of", &SessionCore::LentArrayOf, nb::arg("session"), nb::arg("storage"),
            nb::arg("key"))
       .def("note_outside", &SessionCore::NoteOutside, nb::arg("storage"), nb::arg("nbytes"))
       .def("is_outside", &SessionCore::IsOutside, nb::arg("storage"))

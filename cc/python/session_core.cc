@@ -22,11 +22,13 @@ bool IsScalar(nb::handle x) {
 }  // namespace
 
 SessionCore::SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
-                         double expensive_seconds_per_byte, nb::object pool, nb::object load,
-                         nb::tuple load_arguments, nb::object operand_key, nb::dict prepared,
-                         bool fast)
+                         double expensive_seconds_per_byte, nb::object pool, nb::object cells,
+                         nb::object load, nb::tuple load_arguments, nb::object operand_key,
+                         nb::dict prepared, bool fast)
     : PyEngine(capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte, true),
       pool_(std::move(pool)),
+      cells_owner_(std::move(cells)),
+      cells_(nb::cast<SlotCells&>(cells_owner_)),
       load_(std::move(load)),
       load_arguments_(std::move(load_arguments)),
       operand_key_(std::move(operand_key)),

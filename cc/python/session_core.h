@@ -30,6 +30,7 @@
 #include "cc/core/history.h"
 #include "cc/python/pool_memory.h"
 #include "cc/python/py_engine.h"
+#include "cc/python/slot_cells.h"
 
 namespace coop::python {
 
@@ -97,11 +98,11 @@ class SessionCore : public PyEngine {
  public:
   // `load`: called with a capsule and `load_arguments`, imports it. `operand_key`: a hashable of an
   // operand that is no Value. `prepared`: operations by OperationKey. `fast`: whether launches may
-  // bypass the session.
+  // bypass the session. `cells`: a SlotCells of the pool.
   SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
-              double expensive_seconds_per_byte, nanobind::object pool, nanobind::object load,
-              nanobind::tuple load_arguments, nanobind::object operand_key, nanobind::dict prepared,
-              bool fast);
+              double expensive_seconds_per_byte, nanobind::object pool, nanobind::object cells,
+              nanobind::object load, nanobind::tuple load_arguments, nanobind::object operand_key,
+              nanobind::dict prepared, bool fast);
 
   // --- Running ---
 
@@ -129,6 +130,9 @@ class SessionCore : public PyEngine {
   void Put(StorageId storage, nanobind::object array, int32_t key);
   [[nodiscard]] bool Holds(StorageId storage) const;
   [[nodiscard]] nanobind::object ArrayOf(nanobind::handle session, StorageId storage, int32_t key);
+  // The same for others, who may share its memory.
+  [[nodiscard]] nanobind::object LentArrayOf(nanobind::handle session, StorageId storage,
+                                             int32_t key);
   void NoteOutside(StorageId storage, int64_t bytes);
   [[nodiscard]] bool IsOutside(StorageId storage) const;
   // The array is the caller's and is deleted when it is dropped.
@@ -172,6 +176,7 @@ class SessionCore : public PyEngine {
     int32_t key = -1;
     int32_t hints = 0;
     int64_t outside_bytes = -1;  // -1: in the pool
+    int64_t place = -1;          // where the array may be used as a slot again; -1: it may not
   };
 
   // The result where nothing has to run, invalid where something has.
@@ -198,13 +203,20 @@ class SessionCore : public PyEngine {
   void CarryOut(nanobind::handle session);
   void Launch(nanobind::handle session, Recipe& recipe, const Placement* placements,
               bool recompute);
-  nanobind::object LaunchFast(const CompiledCall& call, const Placement* placements,
-                              std::vector<nanobind::object>* operands, bool recompute);
+  nanobind::object LaunchFast(const Prepared& prepared, const CompiledCall& call,
+                              const Placement* placements, std::vector<nanobind::object>* operands,
+                              bool recompute);
+  // An array to be donated to what writes there.
+  nanobind::object SlotAt(int64_t offset, int32_t key, nanobind::handle spec);
+  // The session is done with what it holds.
+  void Keep(Held* held);
   Held& HeldOf(StorageId storage);
   // Of the array that is held, or of the one that an evicted storage comes back as.
   [[nodiscard]] int32_t KeyOf(StorageId storage) const;
 
   nanobind::object pool_;
+  nanobind::object cells_owner_;
+  SlotCells& cells_;
   nanobind::object load_;
   nanobind::tuple load_arguments_;
   nanobind::object operand_key_;

@@ -33,6 +33,7 @@ void SessionCore::Put(StorageId storage, nb::object array, int32_t key) {
   Held& held = HeldOf(storage);
   held.array = std::move(array);
   held.key = key;
+  held.place = -1;
 }
 
 bool SessionCore::Holds(StorageId storage) const {
@@ -59,6 +60,16 @@ nb::object SessionCore::ArrayOf(nb::handle session, StorageId storage, int32_t k
   return view;
 }
 
+nb::object SessionCore::LentArrayOf(nb::handle session, StorageId storage, int32_t key) {
+  if (Holds(storage)) held_[static_cast<size_t>(storage)].place = -1;
+  return ArrayOf(session, storage, key);
+}
+
+void SessionCore::Keep(Held* held) {
+  if (held->place < 0 || !held->array.is_valid() || Py_REFCNT(held->array.ptr()) != 1) return;
+  cells_.Keep(held->place, held->key, std::move(held->array));
+}
+
 void SessionCore::NoteOutside(StorageId storage, int64_t bytes) {
   Held& held = HeldOf(storage);
   if (held.outside_bytes >= 0) return;
@@ -76,6 +87,7 @@ void SessionCore::Drop(StorageId storage) {
   if (static_cast<size_t>(storage) >= held_.size()) return;
   if (!views_.empty()) views_.erase(storage);
   Held& held = held_[static_cast<size_t>(storage)];
+  Keep(&held);
   const nb::object array = std::move(held.array);
   if (held.outside_bytes >= 0) outside_bytes -= held.outside_bytes;
   held = Held{};
@@ -91,6 +103,7 @@ void SessionCore::Overwrite(StorageId storage, int64_t offset) {
     consumed = true;
     MemoryOf(pool_).Reclaim(offset);
   }
+  HeldOf(storage).place = -1;  // the operation consumed its array
   Drop(storage);
 }
 
@@ -120,6 +133,7 @@ void SessionCore::Record(History* history, bool follow) {
 void SessionCore::Clear() {
   history_ = nullptr;
   views_.clear();
+  for (Held& held : held_) Keep(&held);
   held_.clear();
   recipes_.clear();
   donated_.clear();

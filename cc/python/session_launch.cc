@@ -75,7 +75,7 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
   const bool fast = fast_ && form.call != nullptr && !given;
   nb::object results;
   if (fast) {
-    results = LaunchFast(*form.call, placements, &operands, recompute);
+    results = LaunchFast(prepared, *form.call, placements, &operands, recompute);
   } else {
     nb::list places, arrays;
     for (size_t k = 0; k < count; ++k) {
@@ -97,26 +97,33 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
     const StorageId storage = recompute ? placements[k].storage : recipe.outputs[k];
     if (storage == kNone || (recompute && placements[k].offset < 0 && Holds(storage))) continue;
     Put(storage, nb::borrow(arrays[i]), prepared.out_keys[k]);
+    if (fast) HeldOf(storage).place = placements[k].offset;
   }
 }
 
-nb::object SessionCore::LaunchFast(const CompiledCall& call, const Placement* placements,
-                                   std::vector<nb::object>* operands, bool recompute) {
+nb::object SessionCore::SlotAt(int64_t offset, int32_t key, nb::handle spec) {
+  nb::object kept = cells_.Take(offset, key);
+  if (kept.is_valid()) return kept;
+  const nb::object capsule = MakeCapsule(
+      MemoryOf(pool_).NewUncounted(offset, *nb::inst_ptr<SlotSpec>(spec), /*write=*/true));
+  PyObject* load[8] = {capsule.ptr()};
+  const size_t extra = std::min<size_t>(load_arguments_.size(), 7);
+  for (size_t i = 0; i < extra; ++i) {
+    load[i + 1] = PyTuple_GET_ITEM(load_arguments_.ptr(), static_cast<Py_ssize_t>(i));
+  }
+  return Steal(PyObject_Vectorcall(load_.ptr(), load, extra + 1, nullptr));
+}
+
+nb::object SessionCore::LaunchFast(const Prepared& prepared, const CompiledCall& call,
+                                   const Placement* placements, std::vector<nb::object>* operands,
+                                   bool recompute) {
   const auto begin = std::chrono::steady_clock::now();
-  PoolMemory& memory = MemoryOf(pool_);
   std::vector<nb::object> arguments;
   std::vector<PyObject*> pointers;
   arguments.reserve(call.slots.size() + operands->size());
-  const size_t extra = load_arguments_.size();
-  PyObject* load[8];
   for (const auto& [result, spec] : call.slots) {
-    const nb::object capsule = MakeCapsule(memory.NewUncounted(
-        placements[result].offset, *nb::inst_ptr<SlotSpec>(spec), /*write=*/true));
-    load[0] = capsule.ptr();
-    for (size_t i = 0; i < extra; ++i) {
-      load[i + 1] = PyTuple_GET_ITEM(load_arguments_.ptr(), static_cast<Py_ssize_t>(i));
-    }
-    arguments.push_back(Steal(PyObject_Vectorcall(load_.ptr(), load, extra + 1, nullptr)));
+    const auto number = static_cast<size_t>(result);
+    arguments.push_back(SlotAt(placements[result].offset, prepared.out_keys[number], spec));
   }
   for (nb::object& operand : *operands) arguments.push_back(std::move(operand));
   operands->clear();

@@ -41,13 +41,15 @@ class PoolMemory:
 
     Attributes:
       pool: the C++ pool.
+      cells: arrays over it that sessions are done with, to write into.
       synchronous: whether an operation is done when its call returns.
     """
 
-    __slots__ = ("_import", "_specs", "device", "pool", "synchronous")
+    __slots__ = ("_import", "_specs", "cells", "device", "pool", "synchronous")
 
     def __init__(self, capacity_bytes: int, device: jax.Device):
         self.device = device
+        self.cells = _core.SlotCells()
         self.synchronous = arrays.runs_synchronously(device)
         load, arguments = arrays.importer(device)
         self._import: Callable[[object], jax.Array] = lambda capsule: load(capsule, *arguments)

@@ -74,6 +74,7 @@ class Session:
             policy or _where_nothing_is_known(settings.policy),
             settings.profile.expensive_seconds_per_byte,
             self._memory.pool,
+            self._memory.cells,
             load,
             load_arguments,
             operand_key,
