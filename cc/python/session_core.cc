@@ -167,11 +167,6 @@ std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prep
   return made;
 }
 
-bool SessionCore::Plan(OperationId operation) {
-  if (engine().Run(operation)) return true;
-  return history_ != nullptr && history_->GiveUp(&engine()) && engine().Run(operation);
-}
-
 OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   Prepared& prepared = *nb::inst_ptr<Prepared>(owner);
   const auto what = reinterpret_cast<uintptr_t>(&prepared);
@@ -185,7 +180,7 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   }
   bool fits = false;
   try {
-    fits = Plan(operation);
+    fits = Ask([&] { return engine().Run(operation); });
   } catch (...) {
     if (history_ != nullptr) history_->Break(&engine());
     engine().Forget(operation);
@@ -253,7 +248,7 @@ void SessionCore::Bring(nb::handle session, StorageId storage) {
   }
   if (Holds(storage)) return;
   CollectDead();
-  if (!engine().Materialize(storage)) {
+  if (!Ask([&] { return engine().Materialize(storage); })) {
     if (history_ != nullptr) history_->Break(&engine());
     session.attr("_on_no_space")(nb::none(), FailureDict(engine().failure()));
     throw std::logic_error("invariant: _on_no_space raises");

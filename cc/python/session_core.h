@@ -194,8 +194,10 @@ class SessionCore : public PyEngine {
   void Overwrite(StorageId storage, int64_t offset);
   // `incoming`: bytes of results outside the pool, which are there before they are counted.
   void MakeRoom(nanobind::handle session, Prepared::Form& form, int64_t incoming);
-  // The engine's plan of an operation that was added; without what was learned if that has no room.
-  [[nodiscard]] bool Plan(OperationId operation);
+  // What the engine says to a request; without what was learned if that has no room.
+  [[nodiscard]] bool Ask(const auto& request) {
+    return request() || (history_ != nullptr && history_->GiveUp(&engine()) && request());
+  }
   void Release(StorageId storage);
   // Adds the operation and has the engine plan it; raises where there is no room.
   OperationId Submit(nanobind::handle session, nanobind::handle owner);
