@@ -99,3 +99,20 @@ def test_they_go_with_the_runtime() -> None:
     del function
     gc.collect()
     assert not [x for x in jax.live_arrays() if x.size and base <= arrays.address_of(x) < end]
+
+
+def test_an_array_that_was_read_is_not_written_into() -> None:
+    # XLA puts elsewhere what it cannot write over because somebody holds it.
+    @coop_jax.remat_eager
+    def reading(x: jax.Array) -> jax.Array:
+        y = jnp.tanh(x)
+        assert np.asarray(y).shape == (64, 64)
+        return y
+
+    for _ in range(4):
+        y = reading(X)
+        memory = reading.runtime.memory()
+        assert memory.offset_of(y) >= 0
+        (block,) = memory.pool.live_blocks()
+        assert block[0] == memory.offset_of(y)
+        del y
