@@ -68,6 +68,9 @@ class Pool:
     def live_count(self, offset: int) -> int:
         """Return how many slots at ``offset`` are alive."""
 
+    def are_live(self, offsets: Sequence[int]) -> list[bool]:
+        """Return for each offset whether a slot there is alive."""
+
     def drain_freed(self) -> list[int] | None:
         """Return the offsets let go of entirely since the last call, None when there are none."""
 
@@ -395,6 +398,9 @@ class ArgumentReader:
 
         Only values where ``plain`` is not 0 are looked at.
         """
+
+    def left(self, values: list[Any], given: tuple[bool, ...]) -> list[int]:
+        """Return where something was given away (``given``) and is not deleted."""
 
     def lie(
         self,

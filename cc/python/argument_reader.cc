@@ -120,6 +120,19 @@ nb::tuple ArgumentReader::Read(nb::list values, nb::bytes plain) {
   return nb::make_tuple(addresses, any_committed, others);
 }
 
+std::vector<size_t> ArgumentReader::Left(nb::list values, nb::tuple given) const {
+  if (values.size() != given.size()) {
+    throw std::invalid_argument("one flag for each value is needed");
+  }
+  std::vector<size_t> left;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!nb::handle(given[i]).is(Py_True)) continue;
+    const nb::handle x = values[i];
+    if (!IsArray(x) || !Says(accessors_.is_deleted, x)) left.push_back(i);
+  }
+  return left;
+}
+
 nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places, nb::bytes given,
                               nb::handle drop_host_view) const {
   const size_t count = arrays.size();
@@ -212,6 +225,7 @@ void BindArgumentReader(nb::module_& module) {
       .def("unlike", &ArgumentReader::Unlike, nb::arg("values"), nb::arg("avals"),
            nb::arg("committed") = nb::none())
       .def("read", &ArgumentReader::Read, nb::arg("values"), nb::arg("plain"))
+      .def("left", &ArgumentReader::Left, nb::arg("values"), nb::arg("given"))
       .def("lie", &ArgumentReader::Lie, nb::arg("pool"), nb::arg("arrays"), nb::arg("places"),
            nb::arg("given"), nb::arg("drop_host_view"));
 }

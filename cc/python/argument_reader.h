@@ -49,6 +49,9 @@ class ArgumentReader {
   // `plain` is not 0 are looked at; the address of the others is None.
   [[nodiscard]] nanobind::tuple Read(nanobind::list values, nanobind::bytes plain);
 
+  // Positions of what was given away (True in `given`) and is not deleted.
+  [[nodiscard]] std::vector<size_t> Left(nanobind::list values, nanobind::tuple given) const;
+
   // Where arrays lie with regard to a pool, and which of them a call may dispose of, as
   // (where, offsets, donated, others): see coop_jax/_src/passing.py. `places`: addresses or None;
   // `given`: 1 for what the caller gives away; `drop_host_view`: of an array that has one, whether

@@ -158,6 +158,15 @@ void BindPool(nb::module_& module) {
           "live_count",
           [](const Pool& pool, int64_t offset) { return pool.memory().LiveCount(offset); },
           nb::arg("offset"))
+      .def(
+          "are_live",
+          [](const Pool& pool, const std::vector<int64_t>& offsets) {
+            std::vector<bool> live;
+            for (const int64_t offset : offsets)
+              live.push_back(pool.memory().LiveCount(offset) > 0);
+            return live;
+          },
+          nb::arg("offsets"))
       .def("drain_freed", &DrainFreed)
       .def(
           "offset_of",

@@ -131,18 +131,17 @@ def execute(
 def _outputs(
     compiled: CompiledPlan, env: Sequence[Any], inputs: Sequence[jax.Array], memory: PoolMemory
 ) -> list[jax.Array]:
-    given = {id(x) for x in inputs}
-    kept = set(compiled.kept)
-    outputs = []
-    for value, offset, spec in compiled.outputs:
-        array = env[value]
-        if spec is not None and id(array) not in given:
-            # What XLA put elsewhere was copied there, and holds nothing.
-            if value in kept and memory.pool.live_count(offset) > 0:
-                kept.remove(value)
-            else:
-                array = memory.lend(offset, spec)
-        outputs.append(array)
+    outputs = [env[value] for value, _, _ in compiled.outputs]
+    # What XLA put elsewhere was copied there, and holds nothing.
+    live = memory.pool.are_live([offset for _, offset in compiled.kept])
+    kept = {position for (position, _), held in zip(compiled.kept, live, strict=True) if held}
+    given: set[int] | None = None
+    for position, (_, offset, spec) in enumerate(compiled.outputs):
+        if spec is None or position in kept:
+            continue
+        given = given or {id(x) for x in inputs}
+        if id(outputs[position]) not in given:
+            outputs[position] = memory.lend(offset, spec)
     return outputs
 
 

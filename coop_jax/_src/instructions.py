@@ -91,8 +91,9 @@ class CompiledPlan:
       reserved_workspace_bytes: kept for it throughout; what needs more has a block of the pool.
       outside_bytes: reserved for values outside the pool.
       outputs: (value, offset, spec) of each result; offset -1 for those outside the pool.
-      kept: values over the memory of a donated input that are results, each once: whoever holds the
-        array holds the memory, as the input's holder did, so nothing needs to be lent.
+      kept: (position, offset) of results over the memory of a donated input, each value once:
+        whoever holds the array holds the memory, as the input's holder did, so nothing needs to be
+        lent.
       plan: what it was made of.
       refill_seconds: expected for pages that go to XLA's workspace and come back.
       replay: the instructions in C++, once the executor has made it.
@@ -106,7 +107,7 @@ class CompiledPlan:
     reserved_workspace_bytes: int
     outside_bytes: int
     outputs: tuple[tuple[int, int, _core.SlotSpec | None], ...]
-    kept: frozenset[int]
+    kept: tuple[tuple[int, int], ...]
     plan: _core.Plan
     refill_seconds: float
     replay: _core.Replay | None = None
@@ -166,7 +167,7 @@ def compile_plan(
         reserved_workspace_bytes=provision.reserved_bytes,
         outside_bytes=outside_bytes,
         outputs=tuple(map(translator.place_of, program.outputs)),
-        kept=frozenset(translator.kept),
+        kept=translator.kept_outputs(),
         plan=plan,
         refill_seconds=refill_seconds(provision, [number for number, _ in translator.workspaces]),
     )
@@ -210,6 +211,11 @@ class _Translator:
         self.present.update(v for v, _ in program.constants)
         self.out: list[Run | View | Forget] = []
         self.kept: dict[int, tuple[int, int]] = {}  # value -> (number of its launch, offset)
+
+    def kept_outputs(self) -> tuple[tuple[int, int], ...]:
+        """Of `CompiledPlan.kept`."""
+        positions = {value: n for n, value in reversed(list(enumerate(self.program.outputs)))}
+        return tuple((positions[value], offset) for value, (_, offset) in self.kept.items())
 
     def translate(self) -> list[Run | View | Forget]:
         for action in self.actions:

@@ -191,13 +191,15 @@ def residency_of(inputs: Inputs, kinds: InputKinds, memory: PoolMemory) -> Resid
 
 
 def delete_donated(
-    residency: Residency, inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]
+    residency: Residency, inputs: list[Any], outputs: Sequence[jax.Array], device: jax.Device
 ) -> None:
     """Donated arguments are gone after the call, whether their memory was used or not."""
-    returned = {id(x) for x in outputs}
-    for x, donated in zip(inputs, residency.donated, strict=True):
-        if donated and not x.is_deleted() and id(x) not in returned:
-            x.delete()
+    left = arguments.argument_reader(device).left(inputs, residency.donated)
+    if left:
+        returned = {id(x) for x in outputs}
+        for n in left:
+            if id(inputs[n]) not in returned and not inputs[n].is_deleted():
+                inputs[n].delete()
 
 
 def as_results(

@@ -151,6 +151,6 @@ def run_planned(
         outside_bytes=plan.outside_bytes,
         workspace_bytes=plan.workspace_bytes,
     )
-    delete_donated(residency, given, values)
+    delete_donated(residency, given, values, runtime.device)
     signature.tier.ran(time.perf_counter() - begin)
     return values
