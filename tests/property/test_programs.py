@@ -81,6 +81,39 @@ class Case:
         same(found, self.expected, self.tree, "in segments")
         tally["in segments"] += any(s.tier.segmented is not None for s in step._signatures.values())
 
+    def check_learning(self) -> None:
+        """Calls that know what the ones before did, one of which keeps its results for a while."""
+        policy = coop_jax.Policy("lookahead", search_effort=20_000)
+        budget = int(self.peak * self.draw.uniform(0.4, 1.0))
+        program, kept = self.program, None
+        make = coop_jax.remat_eager if self.front_end == "remat_eager" else coop_jax.run
+        for _ in range(FIT_ATTEMPTS):
+            runtime = coop_jax.Runtime(budget, policy)
+            step = make(program.fn, runtime=runtime)
+            try:
+                step(*program.args)
+                break
+            except coop_jax.BudgetExceededError:
+                budget += self.peak // 20
+        else:
+            pytest.fail(f"{budget} bytes do not suffice to begin with, {self.peak} did")
+        # Results that are kept take room, which is then not there for the next call.
+        keeps = self.draw.random() < 0.3
+        budget += 2 * sum(x.nbytes for x in self.values) + (1 << 14) if keeps else 0
+        runtime = coop_jax.Runtime(budget, policy)
+        step = make(program.fn, runtime=runtime)
+        for number in range(6):
+            found = step(*program.args)
+            context = f"{self.front_end}, call {number} that learns, budget {budget}"
+            same(found, self.expected, self.tree, context)
+            kept = found if keeps and number == 2 else None
+            del found
+        assert kept is None
+        assert runtime.stats().peak_bytes <= budget
+        assert left_in(runtime) == []
+        tally["learning runs"] += 1
+        tally["of them evicting"] += runtime.stats().rematerialisations > 0
+
     def check_budgets(self) -> None:
         """At a random budget, or the least at which it can do."""
         policy, donate = random_policy(self.draw), self.draw.random() < 0.5
@@ -176,6 +209,8 @@ def check_seed(seed: int) -> None:
             check_meaning(program, case.values)
         if front_end == "fused run" and seed % 3 == 0:
             case.check_segments()
+        if front_end == "remat_eager" or (front_end == "run" and seed % 4 == 1):
+            case.check_learning()
         for _ in range(rounds):
             case.check_budgets()
             evicted = evicted or case.program_evicted
