@@ -413,3 +413,15 @@ def test_an_update_of_three_arrays_with_one_that_stays_does_not_rotate() -> None
         state, _ = budgeted(state, x)
     (signature,) = budgeted._signatures.values()
     assert signature.planned <= 5
+
+
+def test_results_that_are_computed_twice_are_two_arrays() -> None:
+    def twice(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sin(x @ x) + 1, jnp.sin(x @ x) + 1
+
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    first, second = coop_jax.run(twice, fusion=True)(x)
+    expected = np.array(second)
+    assert first.unsafe_buffer_pointer() != second.unsafe_buffer_pointer()
+    jax.block_until_ready(jax.jit(lambda a: a * 0, donate_argnums=0)(first))  # given away
+    assert_same_bits(second, expected)

@@ -41,11 +41,19 @@ def train(state: State, x: jax.Array, layers: int = LAYERS) -> tuple[State, jax.
     return (w - 0.1 * momentum, momentum), value
 
 
-def half(step: Callable[..., Any], *args: Any) -> int:
-    """Half of the memory that a call needs, or a little more."""
+def blocks_of(step: Any) -> list[tuple[int, int]]:
+    """(offset, bytes) of what somebody holds in the pool."""
+    pool = step.runtime.memory().pool
+    pool.drain_freed()
+    found: list[tuple[int, int]] = pool.live_blocks()
+    return found
+
+
+def part(step: Callable[..., Any], *args: Any, share: float = 0.55) -> int:
+    """Bytes: a share of the memory that a call needs."""
     eager = coop_jax.remat_eager(step)
     eager(*args)
-    return int(0.55 * eager.runtime.stats().peak_bytes)
+    return int(share * eager.runtime.stats().peak_bytes)
 
 
 def recomputations(step: Any, calls: Iterator[Any]) -> list[int]:
@@ -60,17 +68,41 @@ def recomputations(step: Any, calls: Iterator[Any]) -> list[int]:
 
 @pytest.mark.unless_forced("counts what a plan recomputes")
 def test_a_step_that_is_given_what_it_returned_settles_on_a_better_plan() -> None:
-    budget = half(train, initial(), X)
+    def deep(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        """Twelve layers with weights of their own, and Adam."""
+
+        def loss(ws: list[jax.Array]) -> jax.Array:
+            h = x
+            for w in ws:
+                h = jnp.tanh(h @ w)
+            return (h**2).mean()
+
+        ws, first, second = state
+        value, grads = jax.value_and_grad(loss)(ws)
+        first = [0.9 * m + g for m, g in zip(first, grads, strict=True)]
+        second = [0.99 * v + g * g for v, g in zip(second, grads, strict=True)]
+        updated = zip(ws, first, second, strict=True)
+        ws = [w - 0.01 * m / (jnp.sqrt(v) + 1e-3) for w, m, v in updated]
+        return (ws, first, second), value
+
+    def start() -> Any:
+        w, zeros = initial()
+        return [w * (1 + n / 50) for n in range(LAYERS)], [zeros] * LAYERS, [zeros] * LAYERS
+
+    budget = part(deep, start(), X, share=0.7)
+    places: list[list[tuple[int, int]]] = []  # of the state after each call
 
     def trained(policy: str) -> tuple[list[int], Any]:
-        step = coop_jax.remat_eager(train, budget=budget, policy=policy)
+        step = coop_jax.remat_eager(deep, budget=budget, policy=policy)
         results = []
+        places.clear()
 
         def calls() -> Iterator[None]:
-            state = initial()
+            state = start()
             for _ in range(16):
                 state, value = step(state, X)
-                results.append(value)
+                results.append(np.array(value))
+                places.append(blocks_of(step))
                 yield
             results.append(state)
 
@@ -81,8 +113,13 @@ def test_a_step_that_is_given_what_it_returned_settles_on_a_better_plan() -> Non
     assert_same_bits(found, expected)
     assert learned[0] == coop[0] > 0  # nothing is known in the first call
     assert sum(learned[-2:]) < sum(coop[-2:])
-    # Every other call finds the same state of the pool, and does the same.
+    # Every other call finds the same state of the pool, and does the same: results lie side by
+    # side, before or behind the arguments.
     assert learned[-4:-2] == learned[-2:]
+    assert places[-4:-2] == places[-2:]
+    for blocks in places[-2:]:
+        assert len(blocks) == 3 * LAYERS
+        assert blocks[-1][0] + blocks[-1][1] - blocks[0][0] == sum(n for _, n in blocks)
 
 
 @pytest.mark.unless_forced("compares with a plan")
@@ -96,7 +133,7 @@ def test_what_was_planned_is_what_happens(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(learning.Lesson, "_planned", recorded)
     state = initial()
-    step = coop_jax.remat_eager(train, budget=half(train, state, X), policy="lookahead")
+    step = coop_jax.remat_eager(train, budget=part(train, state, X), policy="lookahead")
 
     def calls() -> Iterator[None]:
         for _ in range(4):
@@ -117,7 +154,7 @@ def test_a_call_that_does_something_else_goes_on_online() -> None:
         return coop_jax.remat_eager(lambda s, x: train(s, x, number))(initial(), X)
 
     depth = [0]
-    budget = half(lambda s, x: train(s, x, 14), initial(), X)
+    budget = part(lambda s, x: train(s, x, 14), initial(), X)
     step = coop_jax.remat_eager(
         lambda s, x: train(s, x, depth[0]), budget=budget, policy="lookahead"
     )
@@ -138,7 +175,7 @@ def test_an_error_in_a_call_leaves_what_was_learned() -> None:
         return (w, momentum), value
 
     expected = coop_jax.remat_eager(step)(initial(), X)
-    eager = coop_jax.remat_eager(step, budget=half(step, initial(), X), policy="lookahead")
+    eager = coop_jax.remat_eager(step, budget=part(step, initial(), X), policy="lookahead")
     for fail in (False, False, True, False, True, False):
         fails[0] = fail
         if fail:
@@ -155,7 +192,7 @@ def test_an_error_in_a_call_leaves_what_was_learned() -> None:
 def test_calls_with_other_shapes_are_learned_apart() -> None:
     batches = [X, X[:128]]
     expected = [coop_jax.remat_eager(train)(initial(), x) for x in batches]
-    step = coop_jax.remat_eager(train, budget=half(train, initial(), X), policy="lookahead")
+    step = coop_jax.remat_eager(train, budget=part(train, initial(), X), policy="lookahead")
     for n in range(8):
         assert_same_bits(step(initial(), batches[n % 2]), expected[n % 2])
     lessons = step._lessons._known.values()
