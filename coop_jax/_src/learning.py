@@ -208,6 +208,8 @@ class Lesson:
         taken = [*self._blocks, *reserved]
         places, sides = [-1] * len(storage_bytes), [0] * len(storage_bytes)
         offsets = _side_by_side(sizes, taken, capacity_bytes, alignment_bytes)
+        if not offsets:
+            return Hints()
         for storage, offset in zip(results, offsets, strict=True):
             places[storage] = offset
         made = itertools.accumulate(sizes)
@@ -222,7 +224,7 @@ class Lesson:
 def _side_by_side(
     sizes: Sequence[int], taken: Sequence[tuple[int, int]], capacity_bytes: int, alignment: int
 ) -> list[int]:
-    """Offsets for blocks in that order beside what is taken; -1 for all if there is no room.
+    """Offsets for blocks in that order beside what is taken; none if there is no room.
 
     They go near the left end of a pool. There lie the results of expensive operations; most of them
     are gone when a call ends, but for small ones at the very end.
@@ -234,7 +236,7 @@ def _side_by_side(
             break
         at = max(at, _rounded(offset + nbytes, alignment))
     if at + total > capacity_bytes:
-        return [-1] * len(sizes)
+        return []
     return [at + before for before in itertools.accumulate(sizes, initial=0)][:-1]
 
 
