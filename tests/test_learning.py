@@ -89,7 +89,8 @@ def test_a_step_that_is_given_what_it_returned_settles_on_a_better_plan() -> Non
         w, zeros = initial()
         return [w * (1 + n / 50) for n in range(LAYERS)], [zeros] * LAYERS, [zeros] * LAYERS
 
-    budget = part(deep, start(), X, share=0.8)
+    x = np.tile(X, (4, 1))
+    budget = part(deep, start(), x, share=0.6)
     places: list[list[tuple[int, int]]] = []  # of the state after each call
 
     def trained(policy: str) -> tuple[list[int], Any]:
@@ -100,7 +101,7 @@ def test_a_step_that_is_given_what_it_returned_settles_on_a_better_plan() -> Non
         def calls() -> Iterator[None]:
             state = start()
             for _ in range(16):
-                state, value = step(state, X)
+                state, value = step(state, x)
                 results.append(np.array(value))
                 places.append(blocks_of(step))
                 yield
@@ -243,7 +244,9 @@ def test_a_program_that_loops_on_values_learns_too() -> None:
         ([(128, 64)], [192, 256]),  # they do not fit before
         ([(192, 64)], [64, 128]),
         ([(192, 64), (320, 64)], [64, 128]),
+        ([(64, 1300)], [1408, 1472]),
         ([(64, 1900)], []),  # there is no room
+        ([(0, 1700)], []),  # or little
     ],
 )
 def test_results_go_side_by_side(taken: list[tuple[int, int]], expected: list[int]) -> None:

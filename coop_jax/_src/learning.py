@@ -45,6 +45,10 @@ _WORTH_OF_RESULTS = 1e6
 # (statistics) may be made much earlier.
 _MOST = 0.05
 
+# Results that would take more than this share of what is free go anywhere: in what is left beside
+# them the call might not fit any more.
+_MOST_OF_THE_ROOM = 1 / 3
+
 # Results keep so much of a pool's left end clear, as a share: 1 / this.
 _KEPT_CLEAR = 32
 
@@ -93,13 +97,9 @@ class Lesson:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the call that has begun will have to keep from the pool, as far as is known."""
+        """What the plan keeps from the pool that the call goes by; 0 where it has none."""
         known = self._states.get(self._blocks)
-        if known is not None and known.calls:
-            return known.reserved_bytes
-        # The first call may have found arguments outside the pool that later ones find in it.
-        others = [s.reserved_bytes for s in self._states.values() if s.calls]
-        return min(others) if len(others) > 1 else 0
+        return 0 if known is None or known.way is None else known.reserved_bytes
 
     def advise(
         self, settings: PlanSettings, capacity_bytes: int, reserved: Sequence[tuple[int, int]]
@@ -177,6 +177,7 @@ class Lesson:
         for storage in history.outputs:
             worth[storage] = _WORTH_OF_RESULTS
         read = set(offsets)
+        reserved_bytes = sum(nbytes for _, nbytes in reserved)
         layout = self._layout(settings.alignment_bytes, capacity_bytes, reserved)
         candidates = Candidates(
             history.program,
@@ -189,10 +190,10 @@ class Lesson:
             ),
             settings,
             capacity_bytes=capacity_bytes,
-            reserve_bytes=self.reserved_bytes,
+            reserve_bytes=reserved_bytes,
             hints=dataclasses.replace(layout, worth=worth),
         )
-        return candidates.improved(candidates.own_plan(), self.reserved_bytes)
+        return candidates.improved(candidates.own_plan(), reserved_bytes)
 
     def _layout(
         self, alignment_bytes: int, capacity_bytes: int, reserved: Sequence[tuple[int, int]]
@@ -224,12 +225,14 @@ class Lesson:
 def _side_by_side(
     sizes: Sequence[int], taken: Sequence[tuple[int, int]], capacity_bytes: int, alignment: int
 ) -> list[int]:
-    """Offsets for blocks in that order beside what is taken; none if there is no room.
+    """Offsets for blocks in that order beside what is taken; none if there is little room.
 
     They go near the left end of a pool. There lie the results of expensive operations; most of them
     are gone when a call ends, but for small ones at the very end.
     """
     total = sum(sizes)
+    if total > _MOST_OF_THE_ROOM * (capacity_bytes - sum(nbytes for _, nbytes in taken)):
+        return []
     at = _rounded(capacity_bytes // _KEPT_CLEAR, alignment)
     for offset, nbytes in sorted(taken):
         if offset >= at + total:

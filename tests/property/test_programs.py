@@ -103,8 +103,13 @@ class Case:
         runtime = coop_jax.Runtime(budget, policy)
         step = make(program.fn, runtime=runtime)
         for number in range(6):
-            found = step(*program.args)
             context = f"{self.front_end}, call {number} that learns, budget {budget}"
+            try:
+                found = step(*program.args)
+            except coop_jax.BudgetExceededError:
+                assert kept is not None, context  # else it fits, as the first call did
+                kept = None
+                continue
             same(found, self.expected, self.tree, context)
             kept = found if keeps and number == 2 else None
             del found
