@@ -49,6 +49,9 @@ _MOST = 0.05
 # them the call might not fit any more.
 _MOST_OF_THE_ROOM = 1 / 3
 
+# Where calls recompute more than this share of what they compute nothing is tried.
+_TIGHT = 0.5
+
 # Results keep so much of a pool's left end clear, as a share: 1 / this.
 _KEPT_CLEAR = 32
 
@@ -88,6 +91,7 @@ class Lesson:
         self._states: collections.OrderedDict[Blocks, _State] = collections.OrderedDict()
         self._blocks: Blocks = ()
         self._searches = 0
+        self._is_tight = False  # of the last call
 
     def begin(self, blocks: Iterable[tuple[int, int]]) -> _core.Policy | None:
         """What a call goes by that finds these blocks of the pool taken; None: nothing is known."""
@@ -116,7 +120,7 @@ class Lesson:
         state = self._states.setdefault(self._blocks, _State())
         if state.plain is None:
             layout = self._layout(settings.alignment_bytes, capacity_bytes, reserved)
-            state.plain = _Way(hints=layout)
+            state.plain = _Way() if self._is_tight else _Way(hints=layout)
         hints = (state.way or state.plain).hints
         self.history.advise(hints.worth, hints.sides, hints.places)
 
@@ -141,6 +145,8 @@ class Lesson:
             self._states.clear()
         state = self._states.setdefault(self._blocks, _State())
         state.reserved_bytes = sum(nbytes for _, nbytes in reserved)
+        state.plain = state.plain or _Way()  # as it went is how it goes again
+        self._is_tight = stats["recompute_seconds"] > _TIGHT * stats["compute_seconds"]
         self._states.move_to_end(self._blocks)
         if len(self._states) > _KEPT:
             self._states.popitem(last=False)
