@@ -626,8 +626,8 @@ class History:
     """What a function did in its last call. See cc/core/history.h."""
 
     def __init__(self) -> None: ...
-    def finish(self) -> None:
-        """The call is complete: what it did is what is recorded."""
+    def finish(self) -> bool:
+        """The call is complete: what it did is what is recorded. False if it is not known."""
 
     def advise(self, worth: Sequence[float], sides: Sequence[int], places: Sequence[int]) -> None:
         """What to tell the engine of the recorded storages, as for ``make_plan``."""

@@ -189,6 +189,29 @@ def test_an_error_in_a_call_leaves_what_was_learned() -> None:
         assert lesson.history.repetitions == 3
 
 
+def test_a_call_that_survives_an_error_is_not_learned_from() -> None:
+    fails = [False]
+
+    def step(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+        if fails[0]:
+            with pytest.raises(coop_jax.BudgetExceededError):
+                jnp.zeros((1 << 12, 1 << 10)) + x[0, 0]
+        return train(state, x)
+
+    expected = coop_jax.remat_eager(train)(initial(), X)
+    eager = coop_jax.remat_eager(step, budget=part(train, initial(), X), policy="lookahead")
+    kept = []  # so that each call finds the pool otherwise
+    for fail in (False, False, True, False, True, True, False):
+        fails[0] = fail
+        state, value = eager(initial(), X)
+        assert_same_bits((state, value), expected)
+        kept = [state] if fail else []
+    del kept
+    if not eager.runtime.policy.evict_always:
+        (lesson,) = eager._lessons._known.values()
+        assert lesson.history.repetitions == 3
+
+
 @pytest.mark.unless_forced("nothing is learned then")
 def test_calls_with_other_shapes_are_learned_apart() -> None:
     batches = [X, X[:128]]

@@ -194,8 +194,8 @@ void History::Break(Engine* engine) {
   broken_ = true;
 }
 
-void History::Finish() {
-  if (broken_) return;
+bool History::Finish() {
+  if (broken_) return false;
   const bool same = agrees_ && now_ == record_;
   repetitions_ = same ? repetitions_ + 1 : 0;
   if (!same) {
@@ -206,6 +206,7 @@ void History::Finish() {
   record_ = std::exchange(now_, Nothing());
   reads_ = FindReads(record_.program);
   follows_ = false;
+  return true;
 }
 
 void History::Advise(std::vector<double> worth, std::vector<SideHint> sides,

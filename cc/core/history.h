@@ -60,8 +60,9 @@ class History {
   bool GiveUp(Engine* engine);
   // An operation or a read has failed: nothing of this call is recorded any more.
   void Break(Engine* engine);
-  // The call is complete. What it did is what the next one is expected to do.
-  void Finish();
+  // The call is complete. What it did is what the next one is expected to do. False if it was
+  // broken: then nothing is known of it.
+  bool Finish();
 
   // --- Between calls ---
 

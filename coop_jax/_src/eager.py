@@ -68,7 +68,7 @@ def remat_eager(
         needs without a budget (only for functions that JAX can trace, that is, whose control flow
         does not depend on values), or None for no cap.
       policy: "coop", "lookahead" (learns from the last call with such arguments what comes, and
-        goes on as "coop" where it does something else), "dtr", "dte", or a `coop_jax.Policy`.
+        goes on without where it does something else), "dtr", "dte", or a `coop_jax.Policy`.
       device: the device to run on; the default device if None.
       runtime: a `Runtime` to share; inside `with Runtime(...)` that one is used.
 

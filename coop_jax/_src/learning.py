@@ -140,7 +140,8 @@ class Lesson:
           stats: of the call's engine.
         """
         history = self.history
-        history.finish()
+        if not history.finish():  # an operation failed, and the function went on
+            return
         if not history.repetitions:
             self._states.clear()
         state = self._states.setdefault(self._blocks, _State())

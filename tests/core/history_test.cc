@@ -89,7 +89,7 @@ TEST(HistoryTest, WhatIsReadLastGoesOnceThatIsKnown) {
   for (int n = 0; n < 3; ++n) {
     Call call(&history, Options(2));
     EXPECT_EQ(EvictedOfTwo(&call), n == 0 ? Pair({true, false}) : Pair({false, true}));
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
     EXPECT_EQ(history.repetitions(), n);
   }
 }
@@ -99,7 +99,7 @@ TEST(HistoryTest, WhoDoesNotFollowOnlyRecords) {
   for (int n = 0; n < 2; ++n) {
     Call call(&history, Options(2), /*follow=*/false);
     EXPECT_EQ(EvictedOfTwo(&call), Pair({true, false}));
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
   }
   EXPECT_EQ(history.repetitions(), 1);
 }
@@ -109,11 +109,11 @@ TEST(HistoryTest, AtTheFirstDifferenceWhatWasSaidIsTakenBack) {
   {
     Call call(&history, Options(2));
     EvictedOfTwo(&call);
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
   }
   Call call(&history, Options(2));
   EXPECT_EQ(EvictedOfTwo(&call, 4), Pair({true, false}));  // as where nothing is known
-  history.Finish();
+  EXPECT_TRUE(history.Finish());
   EXPECT_EQ(history.repetitions(), 0);
   EXPECT_EQ(history.record().what[2], 4u);  // and it is what is expected now
   Call again(&history, Options(2));
@@ -127,7 +127,7 @@ TEST(HistoryTest, OtherOperandsAreADifference) {
     const StorageId a = call.Run(1);
     const StorageId b = call.Run(1);
     call.Run(2, swapped ? std::vector{b, a} : std::vector{a, b});
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
     EXPECT_EQ(history.repetitions(), 0);
   }
 }
@@ -142,7 +142,7 @@ TEST(HistoryTest, IdsOfTheEngineDoNotMatter) {
     const StorageId b = call.Run(2, {a});
     call.Release(a);
     call.Run(3, {b, source});
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
     EXPECT_EQ(history.repetitions(), n);
   }
 }
@@ -152,7 +152,7 @@ TEST(HistoryTest, WhatWasNotFinishedIsForgotten) {
   {
     Call call(&history, Options(2));
     EvictedOfTwo(&call);
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
   }
   const CallRecord before = history.record();
   {
@@ -164,7 +164,7 @@ TEST(HistoryTest, WhatWasNotFinishedIsForgotten) {
     call.Run(1);
     history.Break(&call.engine);  // or it goes on after one
     call.Run(8);
-    history.Finish();
+    EXPECT_FALSE(history.Finish());
   }
   EXPECT_TRUE(history.record() == before);
   Call call(&history, Options(2));
@@ -181,7 +181,7 @@ TEST(HistoryTest, WhoHasNoRoomGivesUpWhatWasExpected) {
     call.Run(3);
     EXPECT_TRUE(call.Evicted(first));
     call.Read(first);
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
     EXPECT_EQ(history.gave_up(), gives_up);
   }
 }
@@ -192,14 +192,14 @@ TEST(HistoryTest, AdviceIsToldAndGoesWithTheProgram) {
     Call call(&history, Options(4));
     EXPECT_EQ(call.engine.OffsetOf(call.Run(1)), 0);
     call.Run(2);
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
   }
   EXPECT_THROW(history.Advise({1.0}, {}, {}), std::invalid_argument);
   history.Advise({}, {}, {2 * kBlock, kNone});
   Call call(&history, Options(4));
   EXPECT_EQ(call.engine.OffsetOf(call.Run(1)), 2 * kBlock);
   EXPECT_EQ(call.engine.OffsetOf(call.Run(9)), 0);
-  history.Finish();  // another program
+  EXPECT_TRUE(history.Finish());  // another program
   Call other(&history, Options(4));
   EXPECT_EQ(other.engine.OffsetOf(other.Run(1)), 0);
 }
@@ -222,7 +222,7 @@ TEST(HistoryTest, WhatIsRecordedIsAProgramWhosePlanIsWhatHappens) {
     call.Read(gradient);
     history.Taken(gradient);
     call.engine.MakePermanent(gradient);
-    history.Finish();
+    EXPECT_TRUE(history.Finish());
     done = call.engine.stats();
   }
   PlanOptions options;
@@ -242,7 +242,7 @@ TEST(HistoryTest, WhatIsDiscardedIsDiscardedInItsPlan) {
   history.Discarded(first);
   ASSERT_TRUE(call.engine.Discard(first));
   call.Run(3, {second});
-  history.Finish();
+  EXPECT_TRUE(history.Finish());
   PlanOptions options;
   options.engine = Options(4);
   const Plan plan = MakePlan(history.record().program, options);
