@@ -93,6 +93,15 @@ def without_keeping(policy: Policy) -> Policy:
     return _with(policy, keep_demanded=False)
 
 
+def of_a_session(policy: Policy) -> Policy:
+    """What operations run by that come as they are called, of which nothing is known.
+
+    Keeping what evicted values are made from pays, but where memory is tightest it can be too much.
+    A plan is then made again without it; there is one try here.
+    """
+    return without_keeping(where_nothing_is_known(policy))
+
+
 def _with(policy: Policy, **changed: Any) -> Policy:
     fields = {
         name: getattr(policy, name)

@@ -71,7 +71,7 @@ class Session:
         self._core = _core.SessionCore(
             runtime.capacity_bytes(),
             settings.alignment_bytes,
-            policy or _where_nothing_is_known(settings.policy),
+            policy or policies.of_a_session(settings.policy),
             settings.profile.expensive_seconds_per_byte,
             self._memory.pool,
             self._memory.cells,
@@ -351,9 +351,3 @@ class Session:
         core.clear()
         self._externals.clear()
         self._cells.clear()
-
-
-def _where_nothing_is_known(policy: policies.Policy) -> policies.Policy:
-    # Keeping what evicted values are made from pays, but where memory is tightest it can be too
-    # much. A plan is then made again without it; here there is one try.
-    return policies.without_keeping(policies.where_nothing_is_known(policy))

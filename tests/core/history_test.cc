@@ -11,19 +11,10 @@
 #include "cc/core/engine.h"
 #include "cc/core/program.h"
 #include "cc/core/upcoming.h"
+#include "small_pool.h"
 
 namespace coop::testing {
 namespace {
-
-constexpr int64_t kBlock = 64;
-
-EngineOptions Options(int64_t blocks, const Policy& policy = Policy::Lookahead()) {
-  EngineOptions options;
-  options.capacity_bytes = blocks * kBlock;
-  options.alignment_bytes = kBlock;
-  options.policy = policy;
-  return options;
-}
 
 // A front end: an engine, and a history that sees what it does.
 class Call {
@@ -87,7 +78,7 @@ using Pair = std::vector<bool>;
 TEST(HistoryTest, WhatIsReadLastGoesOnceThatIsKnown) {
   History history;
   for (int n = 0; n < 3; ++n) {
-    Call call(&history, Options(2));
+    Call call(&history, LookaheadOptions(2));
     EXPECT_EQ(EvictedOfTwo(&call), n == 0 ? Pair({true, false}) : Pair({false, true}));
     EXPECT_TRUE(history.Finish());
     EXPECT_EQ(history.repetitions(), n);
@@ -97,7 +88,7 @@ TEST(HistoryTest, WhatIsReadLastGoesOnceThatIsKnown) {
 TEST(HistoryTest, WhoDoesNotFollowOnlyRecords) {
   History history;
   for (int n = 0; n < 2; ++n) {
-    Call call(&history, Options(2), /*follow=*/false);
+    Call call(&history, LookaheadOptions(2), /*follow=*/false);
     EXPECT_EQ(EvictedOfTwo(&call), Pair({true, false}));
     EXPECT_TRUE(history.Finish());
   }
@@ -107,23 +98,23 @@ TEST(HistoryTest, WhoDoesNotFollowOnlyRecords) {
 TEST(HistoryTest, AtTheFirstDifferenceWhatWasSaidIsTakenBack) {
   History history;
   {
-    Call call(&history, Options(2));
+    Call call(&history, LookaheadOptions(2));
     EvictedOfTwo(&call);
     EXPECT_TRUE(history.Finish());
   }
-  Call call(&history, Options(2));
+  Call call(&history, LookaheadOptions(2));
   EXPECT_EQ(EvictedOfTwo(&call, 4), Pair({true, false}));  // as where nothing is known
   EXPECT_TRUE(history.Finish());
   EXPECT_EQ(history.repetitions(), 0);
   EXPECT_EQ(history.record().what[2], 4u);  // and it is what is expected now
-  Call again(&history, Options(2));
+  Call again(&history, LookaheadOptions(2));
   EXPECT_EQ(EvictedOfTwo(&again, 4), Pair({false, true}));
 }
 
 TEST(HistoryTest, OtherOperandsAreADifference) {
   History history;
   for (const bool swapped : {false, true}) {
-    Call call(&history, Options(8));
+    Call call(&history, LookaheadOptions(8));
     const StorageId a = call.Run(1);
     const StorageId b = call.Run(1);
     call.Run(2, swapped ? std::vector{b, a} : std::vector{a, b});
@@ -135,7 +126,7 @@ TEST(HistoryTest, OtherOperandsAreADifference) {
 TEST(HistoryTest, IdsOfTheEngineDoNotMatter) {
   History history;
   for (int n = 0; n < 2; ++n) {
-    Call call(&history, Options(8));
+    Call call(&history, LookaheadOptions(8));
     if (n == 1) call.engine.AddOutside(kBlock);  // shifts all ids
     const StorageId source = call.Source();
     const StorageId a = call.Run(1, {source});
@@ -150,31 +141,31 @@ TEST(HistoryTest, IdsOfTheEngineDoNotMatter) {
 TEST(HistoryTest, WhatWasNotFinishedIsForgotten) {
   History history;
   {
-    Call call(&history, Options(2));
+    Call call(&history, LookaheadOptions(2));
     EvictedOfTwo(&call);
     EXPECT_TRUE(history.Finish());
   }
   const CallRecord before = history.record();
   {
-    Call call(&history, Options(2));
+    Call call(&history, LookaheadOptions(2));
     call.Run(7);  // an error ends it
   }
   {
-    Call call(&history, Options(2));
+    Call call(&history, LookaheadOptions(2));
     call.Run(1);
     history.Break(&call.engine);  // or it goes on after one
     call.Run(8);
     EXPECT_FALSE(history.Finish());
   }
   EXPECT_TRUE(history.record() == before);
-  Call call(&history, Options(2));
+  Call call(&history, LookaheadOptions(2));
   EXPECT_EQ(EvictedOfTwo(&call), Pair({false, true}));
 }
 
 TEST(HistoryTest, WhoHasNoRoomGivesUpWhatWasExpected) {
   History history;
   for (const bool gives_up : {false, true}) {
-    Call call(&history, Options(2));
+    Call call(&history, LookaheadOptions(2));
     const StorageId first = call.Run(1);
     EXPECT_EQ(history.GiveUp(&call.engine), gives_up);  // the first time nothing was expected
     call.Run(2);
@@ -189,18 +180,18 @@ TEST(HistoryTest, WhoHasNoRoomGivesUpWhatWasExpected) {
 TEST(HistoryTest, AdviceIsToldAndGoesWithTheProgram) {
   History history;
   {
-    Call call(&history, Options(4));
+    Call call(&history, LookaheadOptions(4));
     EXPECT_EQ(call.engine.OffsetOf(call.Run(1)), 0);
     call.Run(2);
     EXPECT_TRUE(history.Finish());
   }
   EXPECT_THROW(history.Advise({1.0}, {}, {}), std::invalid_argument);
   history.Advise({}, {}, {2 * kBlock, kNone});
-  Call call(&history, Options(4));
+  Call call(&history, LookaheadOptions(4));
   EXPECT_EQ(call.engine.OffsetOf(call.Run(1)), 2 * kBlock);
   EXPECT_EQ(call.engine.OffsetOf(call.Run(9)), 0);
   EXPECT_TRUE(history.Finish());  // another program
-  Call other(&history, Options(4));
+  Call other(&history, LookaheadOptions(4));
   EXPECT_EQ(other.engine.OffsetOf(other.Run(1)), 0);
 }
 
@@ -208,7 +199,7 @@ TEST(HistoryTest, WhatIsRecordedIsAProgramWhosePlanIsWhatHappens) {
   History history;
   Stats done;
   for (int n = 0; n < 2; ++n) {
-    Call call(&history, Options(5));
+    Call call(&history, LookaheadOptions(5));
     const StorageId source = call.Source();
     std::vector<StorageId> layers{call.Run(1, {source})};
     for (int layer = 1; layer < 8; ++layer) layers.push_back(call.Run(1, {layers.back()}));
@@ -226,7 +217,7 @@ TEST(HistoryTest, WhatIsRecordedIsAProgramWhosePlanIsWhatHappens) {
     done = call.engine.stats();
   }
   PlanOptions options;
-  options.engine = Options(5);
+  options.engine = LookaheadOptions(5);
   const Plan plan = MakePlan(history.record().program, options);
   ASSERT_TRUE(plan.feasible);
   EXPECT_GT(plan.stats.recomputations, 0);
@@ -236,7 +227,7 @@ TEST(HistoryTest, WhatIsRecordedIsAProgramWhosePlanIsWhatHappens) {
 
 TEST(HistoryTest, WhatIsDiscardedIsDiscardedInItsPlan) {
   History history;
-  Call call(&history, Options(4));
+  Call call(&history, LookaheadOptions(4));
   const StorageId first = call.Run(1);
   const StorageId second = call.Run(2, {first});
   history.Discarded(first);
@@ -244,7 +235,7 @@ TEST(HistoryTest, WhatIsDiscardedIsDiscardedInItsPlan) {
   call.Run(3, {second});
   EXPECT_TRUE(history.Finish());
   PlanOptions options;
-  options.engine = Options(4);
+  options.engine = LookaheadOptions(4);
   const Plan plan = MakePlan(history.record().program, options);
   ASSERT_TRUE(plan.feasible);
   ASSERT_GE(plan.actions.size(), 3u);
@@ -265,7 +256,7 @@ StorageId RunAt(Engine* engine, int64_t place, const std::vector<StorageId>& inp
 }
 
 TEST(PlaceTest, IsTakenWhereNothingOfUseLies) {
-  Engine engine(Options(4));
+  Engine engine(LookaheadOptions(4));
   const StorageId first = RunAt(&engine, 2 * kBlock);
   EXPECT_EQ(engine.OffsetOf(first), 2 * kBlock);
   EXPECT_EQ(engine.OffsetOf(RunAt(&engine, 2 * kBlock)), 0);  // it is not known to be of no use
@@ -277,7 +268,7 @@ TEST(PlaceTest, IsTakenWhereNothingOfUseLies) {
 }
 
 TEST(PlaceTest, WhatTheOperationReadsStays) {
-  Engine engine(Options(4));
+  Engine engine(LookaheadOptions(4));
   const StorageId first = RunAt(&engine, 0);
   engine.SetNextRead(first, Upcoming::kNever);
   EXPECT_EQ(engine.OffsetOf(RunAt(&engine, 0, {first})), kBlock);
@@ -285,7 +276,7 @@ TEST(PlaceTest, WhatTheOperationReadsStays) {
 }
 
 TEST(PlaceTest, OutsideThePoolOrCrookedIsRefused) {
-  Engine engine(Options(4));
+  Engine engine(LookaheadOptions(4));
   EXPECT_EQ(engine.OffsetOf(RunAt(&engine, 1000 * kBlock)), 0);  // no such place: anywhere
   for (const int64_t place : {int64_t{1}, int64_t{-64}}) {
     const OutputSpec spec{.bytes = kBlock, .place = place};

@@ -8,19 +8,10 @@
 
 #include "cc/core/engine.h"
 #include "cc/core/program.h"
+#include "small_pool.h"
 
 namespace coop::testing {
 namespace {
-
-constexpr int64_t kBlock = 64;
-
-EngineOptions Options(int64_t blocks, const Policy& policy = Policy::Lookahead()) {
-  EngineOptions options;
-  options.capacity_bytes = blocks * kBlock;
-  options.alignment_bytes = kBlock;
-  options.policy = policy;
-  return options;
-}
 
 StorageId Compute(Engine& engine, const std::vector<StorageId>& inputs = {},
                   double cost_seconds = 1e-3) {
@@ -38,7 +29,7 @@ bool Evicted(const Engine& engine, StorageId storage) {
 }
 
 TEST(LookaheadTest, WhatIsReadLastGoesFirst) {
-  Engine engine(Options(2));
+  Engine engine(LookaheadOptions(2));
   const StorageId stale = Compute(engine);
   const StorageId fresh = Compute(engine);
   engine.SetNextRead(stale, 1.0);
@@ -50,7 +41,7 @@ TEST(LookaheadTest, WhatIsReadLastGoesFirst) {
 
 TEST(LookaheadTest, TimeCountsFromWhereTheProgramIs) {
   for (const bool late : {false, true}) {
-    Engine engine(Options(2));
+    Engine engine(LookaheadOptions(2));
     const StorageId cheap = Compute(engine, {}, 1.0);
     const StorageId dear = Compute(engine, {}, 4.0);
     engine.SetNextRead(cheap, 12.0);
@@ -64,7 +55,7 @@ TEST(LookaheadTest, TimeCountsFromWhereTheProgramIs) {
 
 TEST(LookaheadTest, WhereNothingIsSaidStalenessDecidesAsForCoop) {
   for (const Policy& policy : {Policy::Coop(), Policy::Lookahead()}) {
-    Engine engine(Options(2, policy));
+    Engine engine(LookaheadOptions(2, policy));
     const StorageId stale = Compute(engine);
     const StorageId fresh = Compute(engine);
     Compute(engine);
@@ -74,7 +65,7 @@ TEST(LookaheadTest, WhereNothingIsSaidStalenessDecidesAsForCoop) {
 }
 
 TEST(LookaheadTest, OtherPoliciesDoNotListen) {
-  Engine engine(Options(2, Policy::Coop()));
+  Engine engine(LookaheadOptions(2, Policy::Coop()));
   const StorageId stale = Compute(engine);
   const StorageId fresh = Compute(engine);
   engine.SetNextRead(stale, 1.0);
@@ -84,7 +75,7 @@ TEST(LookaheadTest, OtherPoliciesDoNotListen) {
 }
 
 TEST(LookaheadTest, ANewStorageDoesNotInheritWhatWasSaidOfADeadOne) {
-  Engine engine(Options(2));
+  Engine engine(LookaheadOptions(2));
   const StorageId dead = Compute(engine);
   engine.SetNextRead(dead, 1e9);
   engine.Release(dead);
@@ -99,7 +90,7 @@ TEST(LookaheadTest, ANewStorageDoesNotInheritWhatWasSaidOfADeadOne) {
 
 TEST(LookaheadTest, AKeptValueIsReadWhenWhatIsMadeFromItIs) {
   for (const double cheap_at : {2.0, 50.0}) {
-    Engine engine(Options(3));
+    Engine engine(LookaheadOptions(3));
     const StorageId dear = Compute(engine, {}, 1.0);
     const StorageId cheap = Compute(engine, {dear}, 1e-6);
     ASSERT_TRUE(engine.Discard(cheap));
@@ -118,7 +109,7 @@ TEST(LookaheadTest, AKeptValueIsReadWhenWhatIsMadeFromItIs) {
 TEST(LookaheadTest, WhatIsWorthMoreStays) {
   for (const Policy& policy : {Policy::Lookahead(), Policy::Coop(), Policy::Dte(), Policy::Dtr()}) {
     for (const double factor : {1.0, 0.0}) {
-      Engine engine(Options(2, policy));
+      Engine engine(LookaheadOptions(2, policy));
       const StorageId cheap = Compute(engine, {}, 1.0);
       const StorageId dear = Compute(engine, {}, 10.0);
       engine.SetNextRead(cheap, 5.0);
@@ -132,7 +123,7 @@ TEST(LookaheadTest, WhatIsWorthMoreStays) {
 }
 
 TEST(LookaheadTest, AWorthIsOfOneStorageAndKeptWhenItReturns) {
-  Engine engine(Options(2));
+  Engine engine(LookaheadOptions(2));
   const StorageId first = Compute(engine, {}, 1.0);
   engine.SetWorth(first, 0.0);
   engine.SetNextRead(first, 1.0);
@@ -149,7 +140,7 @@ TEST(LookaheadTest, AWorthIsOfOneStorageAndKeptWhenItReturns) {
 }
 
 TEST(LookaheadTest, ATimeIsNotNegative) {
-  Engine engine(Options(2));
+  Engine engine(LookaheadOptions(2));
   const StorageId storage = Compute(engine);
   EXPECT_THROW(engine.SetNow(-1), std::invalid_argument);
   EXPECT_THROW(engine.SetNextRead(storage, -1), std::invalid_argument);
@@ -182,7 +173,7 @@ TEST(LookaheadTest, APlanKnowsThatTheStalestIsReadNext) {
   for (int i = 0; i < kValues; ++i) add(i);
   const auto recomputations = [&](const Policy& policy) {
     PlanOptions options;
-    options.engine = Options(5, policy);
+    options.engine = LookaheadOptions(5, policy);
     const Plan plan = MakePlan(program, options);
     EXPECT_TRUE(plan.feasible);
     return plan.stats.recomputations;
