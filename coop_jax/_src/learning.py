@@ -74,7 +74,9 @@ class _Way:
 class _State:
     """What is known of calls that find the pool in one state."""
 
-    def __init__(self) -> None:
+    def __init__(self, workspace_bytes: int) -> None:
+        """Of calls that keep so much free for workspace from the beginning on."""
+        self.workspace_bytes = workspace_bytes
         self.way: _Way | None = None  # of the next call; None: the plain one
         self.plain: _Way | None = None  # nothing is known, but where results go
         self.measured: dict[_Way | None, float] = {}  # most seconds of recomputation, by way
@@ -92,11 +94,18 @@ class Lesson:
         self._blocks: Blocks = ()
         self._searches = 0
         self._is_tight = False  # of the last call
+        self._needed_bytes = 0  # that it had to keep free for workspace in the end
+        # That this call keeps free for workspace from the beginning on.
+        self.workspace_bytes = 0
 
     def begin(self, blocks: Iterable[tuple[int, int]]) -> _core.Policy | None:
         """What a call goes by that finds these blocks of the pool taken; None: nothing is known."""
         self._blocks = tuple(blocks)
         known = self._states.get(self._blocks)
+        if known is not None:  # a call that went through goes through again
+            self.workspace_bytes = known.workspace_bytes
+        else:
+            self.workspace_bytes = 0 if self._is_tight else self._needed_bytes
         return known.way.policy if known is not None and known.way is not None else None
 
     @property
@@ -117,7 +126,7 @@ class Lesson:
         """
         if not self.history.storage_count:
             return
-        state = self._states.setdefault(self._blocks, _State())
+        state = self._states.setdefault(self._blocks, _State(self.workspace_bytes))
         if state.plain is None:
             layout = self._layout(settings.alignment_bytes, capacity_bytes, reserved)
             state.plain = _Way() if self._is_tight else _Way(hints=layout)
@@ -129,6 +138,7 @@ class Lesson:
         settings: PlanSettings,
         capacity_bytes: int,
         reserved: Sequence[tuple[int, int]],
+        workspace_bytes: int,
         stats: dict[str, Any],
     ) -> None:
         """After a complete call: decides how the next one goes that finds the same state.
@@ -137,6 +147,7 @@ class Lesson:
           settings: the policy and what costs are.
           capacity_bytes: the budget.
           reserved: (offset, bytes) of what the call kept from the pool.
+          workspace_bytes: that it needed of that for operations.
           stats: of the call's engine.
         """
         history = self.history
@@ -144,8 +155,9 @@ class Lesson:
             return
         if not history.repetitions:
             self._states.clear()
-        state = self._states.setdefault(self._blocks, _State())
+        state = self._states.setdefault(self._blocks, _State(self.workspace_bytes))
         state.reserved_bytes = sum(nbytes for _, nbytes in reserved)
+        self._needed_bytes = workspace_bytes
         state.plain = state.plain or _Way()  # as it went is how it goes again
         self._is_tight = stats["recompute_seconds"] > _TIGHT * stats["compute_seconds"]
         self._states.move_to_end(self._blocks)

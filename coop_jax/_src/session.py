@@ -86,7 +86,8 @@ class Session:
         )
         core = self._core
         core.interruptible = interrupts is not None
-        core.workspace_bytes = max(runtime._workspace_bytes, runtime._counters.workspace_bytes)
+        known_bytes = 0 if lesson is None else lesson.workspace_bytes
+        core.workspace_bytes = max(runtime._workspace_bytes, known_bytes)
         unlimited = runtime.budget_bytes is None
         core.reserved_bytes = runtime.capacity_bytes() if unlimited else 0
         self._peak_bytes = 0
@@ -333,6 +334,7 @@ class Session:
                 runtime._settings,
                 runtime.capacity_bytes(),
                 core.reserved_blocks(),
+                core.workspace_bytes,
                 core.stats(),
             )
 
