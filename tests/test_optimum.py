@@ -9,6 +9,7 @@ import math
 import random
 import statistics
 
+import bounds
 import optima
 import pytest
 
@@ -115,3 +116,54 @@ def test_lookahead_is_close_to_the_optimum_of_a_chain(layers: int) -> None:
     for capacity in (graph.least() + 1, int(2 * math.sqrt(layers)) + 2, layers // 2):
         least = optima.least_chain_seconds(graph, capacity)
         assert least <= seconds(graph, capacity, "lookahead") <= 1.15 * least
+
+
+def bound(graph: optima.Graph, capacity: int) -> float:
+    return bounds.least_recompute_seconds(traced(graph), capacity * optima.UNIT_BYTES)
+
+
+def test_the_linear_bound_of_a_program_known_by_hand() -> None:
+    """Three values are read again behind a large one: the cheapest for their bytes have to go."""
+    costs, sizes = (4.0, 1.0, 2.0), (2, 1, 2)
+    makes = [optima.Job((0,), (n + 1,), cost) for n, cost in enumerate(costs)]
+    large = optima.Job((0,), (4,), 1.0)
+    last = optima.Job((1, 2, 3, 4), (5,), 1.0)
+    graph = optima.Graph((1, *sizes, 3, 1), 1, (*makes, large, last), (5,))
+    # While the last one runs there must be 1 + 5 + 3 + 1 in any case, so nothing is left to save
+    # there; with a result that takes the place of the large value the others are what matters.
+    assert graph.least() == graph.peak() == 10
+    assert bound(graph, 10) == 0.0
+    assert bound(graph, 9) == math.inf
+    split = (
+        optima.Job((4,), (5,), 1.0),
+        optima.Job((1,), (6,), 1.0),
+        optima.Job((2,), (7,), 1.0),
+        optima.Job((3,), (8,), 1.0),
+    )
+    graph = optima.Graph((1, *sizes, 9, 1, 1, 1, 1), 1, (*makes, large, *split), (5, 6, 7, 8))
+    assert graph.peak() == 16  # the large one, what is made of it, the three, the input
+    assert bound(graph, 16) == pytest.approx(0.0)
+    assert bound(graph, 15) == pytest.approx(1.0)  # the second, at 1 for a byte; or half the third
+    assert bound(graph, 13) == pytest.approx(3.0)  # both
+    assert bound(graph, 12) == pytest.approx(5.0)  # and half of the first
+
+
+def test_no_plan_is_below_the_linear_bound() -> None:
+    positive = tight = compared = 0
+    for seed in range(60):
+        case = small(seed)
+        if case is None:
+            continue
+        graph, capacity = case
+        least = bound(graph, capacity)
+        for policy in ("lookahead", "coop", "dtr"):
+            assert seconds(graph, capacity, policy) >= graph.seconds + least - 1e-6, seed
+        if len(graph.jobs) <= 8:
+            kept_order = optima.checkmate_seconds(graph, capacity) - graph.seconds
+            assert kept_order >= least - 1e-6, seed
+            compared += 1
+            tight += 0 < least == pytest.approx(kept_order)
+        positive += least > 0
+    assert compared >= 10
+    assert tight >= 2
+    assert positive >= 20
