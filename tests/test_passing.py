@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import random
 from typing import Any
 
@@ -199,3 +200,50 @@ def test_an_argument_that_was_deleted() -> None:
     budgeted(state, X)
     with pytest.raises(RuntimeError, match="was deleted"):
         budgeted(state, X)
+
+
+def in_the_middle(runtime: coop_jax.Runtime, donate: bool) -> tuple[jax.Array, Any]:
+    """An array in the middle of a pool of 1 MiB, and a function that needs more than half of it."""
+    offset, wanted = 1 << 19, np.arange(2048.0, dtype=np.float32)
+    spec = _core.SlotSpec((2048,), *arrays.dlpack_type(jnp.float32))  # type: ignore[misc]
+    w = runtime.memory().lend(offset, spec)
+    ctypes.memmove(arrays.address_of(w), wanted.ctypes.data, wanted.nbytes)
+
+    def step(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return 2 * w, jnp.tile(w, 80)
+
+    return w, coop_jax.run(step, donate_argnums=(0,) if donate else (), runtime=runtime)
+
+
+def test_a_donated_argument_that_is_in_the_way_is_moved() -> None:
+    runtime = coop_jax.Runtime("1MiB")
+    w, step = in_the_middle(runtime, donate=True)
+    wanted = np.array(w)
+    doubled, tiled = step(w)
+    assert w.is_deleted()
+    np.testing.assert_array_equal(doubled, 2 * wanted)
+    np.testing.assert_array_equal(tiled, np.tile(wanted, tiled.size // wanted.size))
+    assert runtime.stats().peak_bytes <= 1 << 20
+    del doubled, tiled
+    runtime.memory().pool.drain_freed()
+    assert not runtime.memory().pool.live_blocks()
+
+
+def test_what_the_caller_keeps_is_not_moved_and_the_error_leaves_it() -> None:
+    runtime = coop_jax.Runtime("1MiB")
+    w, step = in_the_middle(runtime, donate=False)
+    wanted = np.array(w)
+    with pytest.raises(coop_jax.BudgetExceededError, match=r"smallest budget that would do: \d"):
+        step(w)
+    np.testing.assert_array_equal(w, wanted)
+
+
+def test_where_moving_does_not_help_either_the_argument_stays() -> None:
+    runtime = coop_jax.Runtime("1MiB")
+    w, _ = in_the_middle(runtime, donate=True)
+    wanted, place = np.array(w), arrays.address_of(w)
+    step = coop_jax.run(lambda w: jnp.tile(w, 200), donate_argnums=0, runtime=runtime)
+    with pytest.raises(coop_jax.BudgetExceededError, match=r"smallest budget that would do: \d"):
+        step(w)
+    assert arrays.address_of(w) == place
+    np.testing.assert_array_equal(w, wanted)

@@ -76,6 +76,8 @@ def execute(
             raise RuntimeError("invariant: a copy into a slot lies in the slot")
         arrays.replace_buffer(inputs[number], memory.lend(offset, spec))
         del moved
+    if compiled.adopt:
+        _core.return_freed_memory()  # the pool has what they took
     replay = None if verifier is not None else _replay(compiled, memory, counters)
 
     def misplaced(number: int, results: Sequence[jax.Array]) -> list[jax.Array]:

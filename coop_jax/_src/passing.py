@@ -22,7 +22,7 @@ from coop_jax._src.arguments import check_leaves
 from coop_jax._src.compat import arguments, arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.memory import PoolMemory
-from coop_jax._src.planning import Residency
+from coop_jax._src.planning import ADOPT, FOREIGN, Residency
 from coop_jax._src.program import Program
 
 
@@ -188,6 +188,36 @@ def residency_of(inputs: Inputs, kinds: InputKinds, memory: PoolMemory) -> Resid
         memory.pool, inputs.arrays, inputs.places, kinds.disposable, arrays.drop_numpy_view
     )
     return Residency(where, offsets, donated, others)
+
+
+def moved_out(residency: Residency) -> Residency:
+    """How the inputs lie once `move_out` is done: donated ones as in a first call."""
+    move = [w == FOREIGN and d for w, d in zip(residency.where, residency.donated, strict=True)]
+    return dataclasses.replace(
+        residency,
+        where=tuple(ADOPT if m else w for m, w in zip(move, residency.where, strict=True)),
+        offsets=tuple(-1 if m else o for m, o in zip(move, residency.offsets, strict=True)),
+    )
+
+
+def move_out(inputs: Inputs, residency: Residency, memory: PoolMemory) -> None:
+    """Moves donated inputs out of the pool, one by one; a plan moves them in where it wants them.
+
+    For pools in which they lie where they leave no room for what is large. While they are outside,
+    and until they are in again, the pool has pages of what lives in it alone.
+    """
+    for n, (where, donated) in enumerate(zip(residency.where, residency.donated, strict=True)):
+        if where == FOREIGN and donated:
+            copy = inputs.arrays[n].copy()
+            arrays.wait(copy)
+            inputs.arrays[n].delete()
+            inputs.arrays[n], inputs.places[n] = copy, place_of(copy)
+    pool = memory.pool
+    pool.drain_freed()
+    end = 0
+    for offset, nbytes in [*pool.live_blocks(), (pool.capacity_bytes, 0)]:
+        pool.discard(end, offset - end)
+        end = offset + nbytes
 
 
 def delete_donated(

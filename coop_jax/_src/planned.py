@@ -19,7 +19,14 @@ from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.instructions import CompiledPlan, compile_plan
 from coop_jax._src.interrupts import DeferredInterrupts
-from coop_jax._src.passing import Inputs, delete_donated, prepare, residency_of
+from coop_jax._src.passing import (
+    Inputs,
+    delete_donated,
+    move_out,
+    moved_out,
+    prepare,
+    residency_of,
+)
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
@@ -76,7 +83,9 @@ def _make(
             settings = runtime._settings
             continue
         if not plan.feasible:
-            smallest = planner.smallest_budget(runtime._settings, needed)
+            # Finding it takes seconds; another state of the pool is tried first where it can be.
+            final = moved_out(residency) == residency
+            smallest = planner.smallest_budget(runtime._settings, needed) if final else None
             raise exceeded(runtime, program, plan, smallest, fused=fused)
         compiled, used = compile_plan(
             plan,
@@ -131,7 +140,16 @@ def run_planned(
         if form is not signature:
             signature.tier.give_up()
         elif not runtime.drop_residuals():
-            raise
+            moved = moved_out(residency)
+            if moved == residency:
+                raise
+            # They are in the way where they lie. Without a plan nothing is moved: an error leaves
+            # the arguments as they are.
+            try:
+                plan_of(runtime, form, program, moved, fused=fused)
+            except BudgetExceededError as error:
+                raise error from None
+            move_out(inputs, residency, memory)
         return run_planned(runtime, signature, inputs, interrupts, fused=fused)
     counters = runtime._counters
     measured = counters.compute_seconds

@@ -8,6 +8,10 @@ from coop_jax import _core
 
 Policy = _core.Policy
 
+# Of what knows its program. No plan of it recomputes more than Coop's (`python -m
+# tests.benchmarks.plans`). Where nothing is known ahead, Coop's is the default (`remat_eager`).
+DEFAULT = "lookahead"
+
 _NAMED = {name: Policy(name) for name in ("coop", "dtr", "dte", "lookahead")}
 
 

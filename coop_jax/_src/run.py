@@ -50,7 +50,7 @@ R = TypeVar("R")
 def run(
     fn: Callable[P, R],
     budget: int | float | str | None = None,
-    policy: str | policies.Policy = "coop",
+    policy: str | policies.Policy = policies.DEFAULT,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     device: jax.Device | None = None,
@@ -65,7 +65,8 @@ def run(
       budget: bytes (int), a string such as "512MiB" or "2GB", a fraction in (0, 1] of what the
         function needs at its peak without a budget, or None for no cap. It counts everything the
         call keeps on the device: arguments, values, results, temporary memory.
-      policy: "coop", "lookahead", "dtr", "dte", or a `coop_jax.Policy`.
+      policy: "lookahead", which searches for a plan for some seconds where memory is short, "coop"
+        (the paper's), "dtr", "dte", or a `coop_jax.Policy`.
       donate_argnums: positions of arguments that the function replaces (parameters, optimizer
         state). They are updated in place; the arrays passed in cannot be used afterwards.
       static_argnums: positions of arguments that are Python values, not arrays; hashable.

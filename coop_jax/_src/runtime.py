@@ -41,7 +41,7 @@ class Runtime:
     Args:
       budget: bytes (int), a string such as "512MiB" or "2GB", or None for no cap (CPU: all of the
         machine's memory; GPU: what the device's allocator still has).
-      policy: "coop", "dtr", "dte", or a `coop_jax.Policy` with switches of its own.
+      policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy` with switches of its own.
       device: a `jax.Device`; the default device if None.
       workspace: bytes to keep for XLA's temporary memory, or None to keep what the compiled
         operations say that they need.
@@ -63,7 +63,7 @@ class Runtime:
     def __init__(
         self,
         budget: int | str | None,
-        policy: str | policies.Policy = "coop",
+        policy: str | policies.Policy = policies.DEFAULT,
         device: jax.Device | None = None,
         workspace: int | str | None = None,
         verify: bool | None = None,

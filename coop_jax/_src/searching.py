@@ -47,7 +47,7 @@ def _bisect(
 def min_budget(
     fn: Callable[..., Any] | TracedProgram,
     *args: Any,
-    policy: str | policies.Policy = "coop",
+    policy: str | policies.Policy = policies.DEFAULT,
     max_overhead: float | None = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
@@ -63,7 +63,7 @@ def min_budget(
     Args:
       fn: a function of pytrees of arrays, or a program, as for `simulate`.
       *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
-      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy`.
       max_overhead: the most recompute seconds / compute seconds that will do; None for any.
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
@@ -111,7 +111,7 @@ def min_budget(
 def cutoff_budget(
     fn: Callable[..., Any] | TracedProgram,
     *args: Any,
-    policy: str | policies.Policy = "coop",
+    policy: str | policies.Policy = policies.DEFAULT,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     device_profile: Profile = None,
@@ -124,7 +124,7 @@ def cutoff_budget(
     Args:
       fn: a function of pytrees of arrays, or a program, as for `simulate`.
       *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
-      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy`.
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
       device_profile: what to plan and to price for, as for `simulate`.
@@ -162,7 +162,7 @@ def sweep(
     fn: Callable[..., Any] | TracedProgram,
     *args: Any,
     budget: Sequence[budgets.Budget],
-    policy: str | policies.Policy | Sequence[str | policies.Policy] = "coop",
+    policy: str | policies.Policy | Sequence[str | policies.Policy] = policies.DEFAULT,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     device_profile: Profile = None,

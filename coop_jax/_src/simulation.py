@@ -280,7 +280,7 @@ def simulate(
     fn: Callable[..., Any] | TracedProgram,
     *args: Any,
     budget: budgets.Budget = None,
-    policy: str | policies.Policy = "coop",
+    policy: str | policies.Policy = policies.DEFAULT,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     device_profile: Profile = None,
@@ -296,7 +296,7 @@ def simulate(
         `load_program`.
       *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
       budget: as for `run`: bytes, "512MiB", a fraction of the unbudgeted peak, None for no cap.
-      policy: "coop", "dtr", "dte", or a `coop_jax.Policy`.
+      policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy`.
       donate_argnums: positions of arguments that the function replaces, as for `run`.
       static_argnums: positions of arguments that are Python values, as for `run`.
       device_profile: what to plan and to price for: "a100-80gb" (matrix products in TF32, as is

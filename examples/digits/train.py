@@ -32,7 +32,10 @@ flags.DEFINE_string(
     " as 48MiB, or 'none'",
 )
 flags.DEFINE_enum(
-    "policy", "coop", ["coop", "lookahead", "dtr", "dte"], "what decides which tensors to evict"
+    "policy",
+    None,
+    ["lookahead", "coop", "dtr", "dte"],
+    "what decides which tensors to evict; lookahead if not given, with --eager coop",
 )
 flags.DEFINE_integer("epochs", 8, "passes over the training images", lower_bound=1)
 flags.DEFINE_integer("batch", 128, "images of one step", lower_bound=1, upper_bound=1437)
@@ -131,14 +134,15 @@ def count_correct(params: Any, images: jax.Array, labels: jax.Array) -> jax.Arra
 
 
 def budgeted(
-    budget: Budget, policy: str = "coop", eager: bool = False, fusion: bool | None = None
+    budget: Budget, policy: str | None = None, eager: bool = False, fusion: bool | None = None
 ) -> Any:
     """The train step under a budget: all that changes in a program that exists."""
     if eager and fusion:
         raise ValueError("--fusion is for coop_jax.run, which sees the whole program: not --eager")
+    chosen = {} if policy is None else {"policy": policy}
     if eager:
-        return coop_jax.remat_eager(train_step, budget=budget, policy=policy)
-    return coop_jax.run(train_step, budget, policy, donate_argnums=(0, 1), fusion=fusion)
+        return coop_jax.remat_eager(train_step, budget=budget, **chosen)
+    return coop_jax.run(train_step, budget, donate_argnums=(0, 1), fusion=fusion, **chosen)
 
 
 def train(step: Any, budget: Budget, digits: Digits, epochs: int, batch: int, seed: int) -> Result:

@@ -67,7 +67,7 @@ def test_later_steps_of_a_training_do_what_was_simulated(network: str) -> None:
     training = real.Training(NETWORKS[network], step, None, "coop")
     workspace = training.step.workspaces(*step.arguments)
     program = coop_jax.trace_program(step.fn, *step.arguments, donate_argnums=0, fusion=False)
-    simulation = coop_jax.simulate(program, budget=0.7, workspace=workspace)
+    simulation = coop_jax.simulate(program, budget=0.7, policy="coop", workspace=workspace)
     budgeted = real.Training(NETWORKS[network], step, simulation.budget_bytes, "coop")
     contender = real.Contender(budgeted, training, simulation)
     for _ in range(2):
