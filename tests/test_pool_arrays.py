@@ -228,7 +228,7 @@ params = [np.full((16, 16), 0.1, np.float32) + np.eye(16, dtype=np.float32) for 
 seen = []
 for number in range(steps + 1):
     params, loss = step(params, np.full((128, 16), 1 + number % 7, np.float32))
-    if number in (100, steps // 2, steps):
+    if number in (100, 200, steps):
         seen.append((number, resident(), len(gc.get_objects())))
 stats = step.runtime.stats()
 assert stats.evictions >= steps, stats
@@ -237,7 +237,7 @@ print(json.dumps(seen))
 
 
 @pytest.mark.parametrize("front_end", ["run", "remat_eager"])
-def test_host_memory_is_flat_from_step_100_to_step_2000(front_end: str) -> None:
+def test_host_memory_is_flat_from_step_200_to_step_2000(front_end: str) -> None:
     found = subprocess.run(
         [sys.executable, "-W", "error", "-c", _LONG, front_end, "2000"],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
@@ -247,10 +247,11 @@ def test_host_memory_is_flat_from_step_100_to_step_2000(front_end: str) -> None:
         timeout=300,
     )
     assert found.returncode == 0, found.stderr[-4000:]
-    (_, early_bytes, early_objects), _, (_, late_bytes, late_objects) = json.loads(found.stdout)
+    # The first look at all objects takes memory itself, which the heap keeps.
+    _, (_, early_bytes, early_objects), (_, late_bytes, late_objects) = json.loads(found.stdout)
     assert late_objects - early_objects <= 200
     # The allocator settles in the first thousands of steps; one small array a step is more.
-    assert late_bytes - early_bytes <= 3_000_000
+    assert late_bytes - early_bytes <= 2_000_000
 
 
 def test_a_long_loop_inside_one_eager_call_keeps_no_dead_recipes() -> None:
