@@ -32,6 +32,7 @@ from coop_jax._src import calibration, planning, policies
 from coop_jax._src import costs as cost_models
 from coop_jax._src.measured import MeasuredCosts
 from coop_jax._src.planning import PlanSettings
+from coop_jax._src.stats import mean_fragmentation
 from coop_jax._src.traced import TracedProgram, trace_program
 from coop_jax._src.workspaces import Provision
 
@@ -230,7 +231,11 @@ class Simulator:
             compute_seconds=compute,
             recompute_seconds=recompute,
             overhead=recompute / compute if compute else 0.0,
-            fragmentation=stats["fragmentation_sum"] / max(1, stats["fragmentation_count"]),
+            fragmentation=mean_fragmentation(
+                stats["fragmentation_sum"],
+                stats["fragmentation_count"],
+                stats["fragmentation_max"],
+            ),
             max_fragmentation=stats["fragmentation_max"],
             searches=count,
             search_seconds=stats["search_seconds"],

@@ -86,9 +86,14 @@ class Counters:
             recompute_seconds=self.recompute_seconds,
             search_seconds=self.search_seconds,
             overhead=self.recompute_seconds / self.compute_seconds if self.compute_seconds else 0.0,
-            fragmentation=self.fragmentation_sum / self.fragmentation_count
-            if self.fragmentation_count
-            else 0.0,
+            fragmentation=mean_fragmentation(
+                self.fragmentation_sum, self.fragmentation_count, self.max_fragmentation
+            ),
             max_fragmentation=self.max_fragmentation,
             compilations=compilations,
         )
+
+
+def mean_fragmentation(total: float, count: int, most: float) -> float:
+    """The mean of `count` of them, 0 for none; rounding does not take it above the largest."""
+    return min(total / max(1, count), most)
