@@ -148,7 +148,7 @@ def _at(flow: _Flow, moment: int, budget_bytes: int) -> float:
         ),
         b_ub=most,
         bounds=(0, 1),
-        method="highs",
+        method="highs-ipm",
     )
     assert found.success, found.message
     return float(found.fun) * _MICROSECOND
