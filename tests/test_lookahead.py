@@ -143,6 +143,7 @@ def test_what_is_undone_is_effort_too() -> None:
     assert any(t > plan.stats["recomputations"] for t, plan in zip(tried, found, strict=True))
 
 
+@pytest.mark.unless_forced("nothing is searched for then")
 def test_only_the_first_plans_of_a_program_are_searched_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
