@@ -148,6 +148,20 @@ def test_the_linear_bound_of_a_program_known_by_hand() -> None:
     assert bound(graph, 12) == pytest.approx(5.0)  # and half of the first
 
 
+def test_the_linear_bound_counts_what_a_repeated_operation_reads() -> None:
+    """The first value is read by the second job alone, which has to run again for the last."""
+    jobs = (
+        optima.Job((0,), (1,), 5.0),
+        optima.Job((1,), (2,), 1.0),
+        optima.Job((0,), (3,), 1.0),
+        optima.Job((3,), (4,), 1.0),
+        optima.Job((2,), (5,), 1.0),
+    )
+    graph = optima.Graph((1, 4, 2, 9, 1, 1), 1, jobs, (4, 5))
+    assert graph.peak() == 13
+    assert bound(graph, 11) == pytest.approx(6.0)
+
+
 def test_no_plan_is_below_the_linear_bound() -> None:
     positive = tight = compared = 0
     for seed in range(60):
