@@ -608,6 +608,7 @@ def make_plan(
     worth: Sequence[float] = ...,
     sides: Sequence[int] = ...,
     places: Sequence[int] = ...,
+    held_for: Sequence[int] = ...,
 ) -> Plan:
     """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
 
@@ -616,10 +617,24 @@ def make_plan(
     undone ones included. ``worth`` holds factors
     of the scores of storages, from 0 to 1e6; empty: 1 each. ``sides`` says from which end of the
     pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it;
-    ``places`` names offsets to take where they are free, -1 for none.
+    ``places`` names offsets to take where they are free, -1 for none; ``held_for`` an operation
+    that counts as reading a storage too, -1 for none.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.
+    """
+
+def cheapest_to_keep(
+    program: Program, *, input_where: Sequence[int], pool_bytes: Sequence[int]
+) -> list[tuple[list[int], list[int], float]]:
+    """What is cheapest to keep where most is alive, for each size of the pool.
+
+    Returns:
+        For each: the storages to keep; by storage, the operation that a kept one is held for, as
+        ``held_for`` of ``make_plan``; seconds of what runs again.
+
+    Raises:
+        ValueError: there is not one ``input_where`` an input.
     """
 
 class History:
@@ -629,7 +644,13 @@ class History:
     def finish(self) -> bool:
         """The call is complete: what it did is what is recorded. False if it is not known."""
 
-    def advise(self, worth: Sequence[float], sides: Sequence[int], places: Sequence[int]) -> None:
+    def advise(
+        self,
+        worth: Sequence[float],
+        sides: Sequence[int],
+        places: Sequence[int],
+        held_for: Sequence[int],
+    ) -> None:
         """What to tell the engine of the recorded storages, as for ``make_plan``."""
 
     @property
@@ -639,6 +660,10 @@ class History:
     @property
     def repetitions(self) -> int:
         """Calls in a row that did what the one before did."""
+
+    @property
+    def overwritten(self) -> list[int]:
+        """Storages whose place an output of an operation takes."""
 
     @property
     def program(self) -> Program: ...

@@ -281,6 +281,20 @@ def test_malformed_programs_are_value_errors() -> None:
         plan(chain(4), 1 << 12, foreign=[(0, 128), (64, 128)])
 
 
+def test_what_is_cheapest_to_keep_is_told_by_storage() -> None:
+    where = [_core.INPUT_OUTSIDE]
+    fits, short = _core.cheapest_to_keep(chain(8), input_where=where, pool_bytes=[3 * 64, 2 * 64])
+    # While the third operation runs, the first one's result waits for the last.
+    assert fits == ([1], [-1] * 9, 0.0)
+    assert short == ([], [-1] * 9, 1e-3)
+    held = plan(chain(8), 1 << 12, held_for=[-1, -1, 6, *[-1] * 6])
+    assert held.stats["peak_in_use_bytes"] == 4 * 64 + 8  # its second one's lives on to the seventh
+    with pytest.raises(ValueError, match="one entry an input"):
+        _core.cheapest_to_keep(chain(8), input_where=[], pool_bytes=[64])
+    with pytest.raises(ValueError, match="held_for"):
+        plan(chain(8), 1 << 12, held_for=[99] * 9)
+
+
 def test_search_window_finds_the_cheapest_neighbours() -> None:
     sizes, scores, evictable = [10, 10, 10, 10], [3.0, 1.0, 1.0, 5.0], [True] * 4
     assert _core.search_window(sizes, scores, evictable, 20, False) == (1, 2)

@@ -1,5 +1,6 @@
 #include "cc/core/history.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -33,6 +34,7 @@ void History::Begin(bool follow) {
   now_ = Nothing();
   numbers_.clear();
   donated_.clear();
+  held_.clear();
   agrees_ = !empty();
   follows_ = follow && agrees_;
   gave_up_ = broken_ = false;
@@ -156,13 +158,34 @@ void History::Read(Engine* engine, StorageId storage) {
   Added(engine, kReading, inputs, {}, {}, 0, true);
 }
 
-void History::Released(StorageId storage) {
+bool History::Released(StorageId storage) {
   const int32_t number = Known(storage);
   SetNumber(storage, kNone);  // the id is free for another
   // Nothing to say of what no operation named; a source that is not donated stays to the end.
-  if (number == kNone || now_.what.empty()) return;
+  if (number == kNone || now_.what.empty()) return false;
   now_.program.releases.push_back(number);
   now_.program.release_begin.back() = Count(now_.program.releases);
+  if (!follows_ || held_for_.empty()) return false;
+  const int32_t until = held_for_[static_cast<size_t>(number)];
+  if (until < Rows()) return false;
+  held_until_ = held_.empty() ? until : std::min(held_until_, until);
+  held_.emplace_back(until, storage);
+  return true;
+}
+
+std::vector<StorageId> History::TakeDue() {
+  std::vector<StorageId> due;
+  std::vector<std::pair<int32_t, StorageId>> rest;
+  for (const auto& [until, storage] : held_) {
+    if (follows_ && until >= Rows()) {
+      held_until_ = rest.empty() ? until : std::min(held_until_, until);
+      rest.emplace_back(until, storage);
+    } else {
+      due.push_back(storage);
+    }
+  }
+  held_ = std::move(rest);
+  return due;
 }
 
 void History::Discarded(StorageId storage) {
@@ -202,22 +225,30 @@ bool History::Finish() {
     worth_.clear();
     sides_.clear();
     places_.clear();
+    held_for_.clear();
   }
   record_ = std::exchange(now_, Nothing());
-  reads_ = FindReads(record_.program);
+  reads_ = FindReads(record_.program, held_for_);
   follows_ = false;
   return true;
 }
 
 void History::Advise(std::vector<double> worth, std::vector<SideHint> sides,
-                     std::vector<int64_t> places) {
+                     std::vector<int64_t> places, std::vector<int32_t> held_for) {
   const size_t count = record_.program.storage_bytes.size();
   Require((worth.empty() || worth.size() == count) && (sides.empty() || sides.size() == count) &&
-              (places.empty() || places.size() == count),
+              (places.empty() || places.size() == count) &&
+              (held_for.empty() || held_for.size() == count),
           "advice is for each storage of the record, or for none");
+  for (const int32_t operation : held_for) {
+    Require(operation >= kNone && operation < record_.program.operation_count(),
+            "held_for must name operations");
+  }
   worth_ = std::move(worth);
   sides_ = std::move(sides);
   places_ = std::move(places);
+  held_for_ = std::move(held_for);
+  reads_ = FindReads(record_.program, held_for_);
 }
 
 }  // namespace coop

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cc/core/engine.h"
@@ -50,8 +51,15 @@ class History {
              double cost_seconds, bool recomputable);
   // The front end itself is about to read a storage.
   void Read(Engine* engine, StorageId storage);
-  // The last reference to a storage is about to go.
-  void Released(StorageId storage);
+  // The last reference to a storage is about to go. True if it is to stay all the same, for what is
+  // made from it again: then TakeDue names it later.
+  [[nodiscard]] bool Released(StorageId storage);
+  // Storages whose references go now, after those that stayed had their time, or because nothing is
+  // followed any more. In the order in which they were released.
+  [[nodiscard]] bool HasDue() const {
+    return !held_.empty() && (!follows_ || held_until_ < Rows());
+  }
+  [[nodiscard]] std::vector<StorageId> TakeDue();
   // The front end has given up the memory of a storage, not the storage.
   void Discarded(StorageId storage);
   // The storage is a result of the call.
@@ -74,11 +82,15 @@ class History {
   // Calls in a row that did what the one before did, to the end.
   [[nodiscard]] int64_t repetitions() const { return repetitions_; }
   // What to tell of the recorded storages: factors of their scores, sides, places; each empty for
-  // nothing (see PlanOptions). Throws std::invalid_argument where there are not as many. Taken back
-  // by a Finish of a call that did something else.
-  void Advise(std::vector<double> worth, std::vector<SideHint> sides, std::vector<int64_t> places);
+  // nothing, and what they are held for (see PlanOptions). Throws std::invalid_argument where there
+  // are not as many, or no such operations. Taken back by a Finish of a call that did something
+  // else.
+  void Advise(std::vector<double> worth, std::vector<SideHint> sides, std::vector<int64_t> places,
+              std::vector<int32_t> held_for);
 
  private:
+  // Operations and reads so far.
+  [[nodiscard]] int32_t Rows() const { return static_cast<int32_t>(now_.what.size()); }
   int32_t NumberOf(const Engine& engine, StorageId storage);
   [[nodiscard]] int32_t Known(StorageId storage) const;
   void SetNumber(StorageId storage, int32_t number);
@@ -93,6 +105,7 @@ class History {
   std::vector<double> worth_;
   std::vector<SideHint> sides_;
   std::vector<int64_t> places_;
+  std::vector<int32_t> held_for_;
   int64_t repetitions_ = 0;
 
   CallRecord now_;       // of this call
@@ -102,6 +115,9 @@ class History {
   bool broken_ = false;
   std::vector<int32_t> numbers_;  // by engine id; kNone: none yet
   std::vector<uint8_t> donated_;  // by engine id, of sources
+  // Released and still held: until which operation, in the order of the releases.
+  std::vector<std::pair<int32_t, StorageId>> held_;
+  int32_t held_until_ = 0;  // the first of those operations
 };
 
 }  // namespace coop

@@ -1,7 +1,9 @@
 #include "cc/core/program.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
+#include <utility>
 
 #include "cc/core/check.h"
 #include "cc/core/engine.h"
@@ -9,13 +11,6 @@
 
 namespace coop {
 namespace {
-
-template <typename T>
-std::span<const T> Row(const std::vector<T>& values, const std::vector<int32_t>& begin, int32_t i) {
-  const auto row = static_cast<size_t>(i);
-  return std::span<const T>(values).subspan(static_cast<size_t>(begin[row]),
-                                            static_cast<size_t>(begin[row + 1] - begin[row]));
-}
 
 std::span<const int32_t> DiscardsAfter(const Program& program, int32_t operation) {
   if (program.discards.empty()) return {};
@@ -128,7 +123,40 @@ class Planner {
     engine_ids_.assign(program_.storage_bytes.size(), kNone);
     role_.assign(program_.storage_bytes.size(), 0);
     for (const int32_t storage : program_.outputs) Role(storage) |= kOutput;
-    if (options_.engine.policy.heuristic == Heuristic::kLookahead) reads_ = FindReads(program_);
+    if (!options_.held_for.empty()) HoldLonger();
+    if (options_.engine.policy.heuristic == Heuristic::kLookahead) {
+      reads_ = FindReads(program_, options_.held_for);
+    }
+  }
+
+  // Releases as `held_for` moves them.
+  void HoldLonger() {
+    const int32_t operations = program_.operation_count();
+    Require(options_.held_for.size() == program_.storage_bytes.size(),
+            "held_for must be empty or parallel to storage_bytes");
+    for (const int32_t operation : options_.held_for) {
+      Require(operation >= kNone && operation < operations, "held_for must name operations");
+    }
+    std::vector<std::pair<int32_t, int32_t>> moved;  // operation, storage
+    for (int32_t i = 0; i < operations; ++i) {
+      for (const int32_t storage : Row(program_.releases, program_.release_begin, i)) {
+        moved.emplace_back(std::max(i, options_.held_for[static_cast<size_t>(storage)]), storage);
+      }
+    }
+    // Stable: what is released together stays in the order of the program.
+    std::stable_sort(moved.begin(), moved.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    release_begin_.assign(static_cast<size_t>(operations) + 1, 0);
+    for (const auto& [operation, storage] : moved) {
+      ++release_begin_[static_cast<size_t>(operation) + 1];
+      releases_.push_back(storage);
+    }
+    std::partial_sum(release_begin_.begin(), release_begin_.end(), release_begin_.begin());
+  }
+
+  [[nodiscard]] std::span<const int32_t> ReleasedAfter(int32_t operation) const {
+    if (release_begin_.empty()) return Row(program_.releases, program_.release_begin, operation);
+    return Row(releases_, release_begin_, operation);
   }
 
   void TellReads(int32_t i) {
@@ -231,7 +259,7 @@ class Planner {
       for (const int32_t storage : DiscardsAfter(program_, i)) {
         engine_.Discard(EngineId(storage));
       }
-      for (const int32_t storage : Row(program_.releases, program_.release_begin, i)) {
+      for (const int32_t storage : ReleasedAfter(i)) {
         engine_.Release(EngineId(storage));
       }
       AppendFreed();
@@ -245,7 +273,7 @@ class Planner {
     for (const int32_t storage : Row(program_.op_inputs, program_.op_input_begin, i)) {
       inputs_.push_back(EngineId(storage));
     }
-    const auto releases = Row(program_.releases, program_.release_begin, i);
+    const auto releases = ReleasedAfter(i);
     for (const int32_t storage : releases) Role(storage) |= kReleasedNow;
     const auto outputs = Row(program_.op_outputs, program_.op_output_begin, i);
     const auto in_place = Row(program_.op_in_place, program_.op_output_begin, i);
@@ -327,7 +355,9 @@ class Planner {
   std::vector<double> clock_reads_;
   Engine engine_;
   Plan plan_;
-  Reads reads_;                              // empty where the policy does not look ahead
+  Reads reads_;                         // empty where the policy does not look ahead
+  std::vector<int32_t> release_begin_;  // with releases_, as held_for moves them; or empty
+  std::vector<int32_t> releases_;
   std::vector<StorageId> engine_ids_;        // by program storage
   std::vector<uint8_t> role_;                // by program storage
   std::vector<int32_t> program_storages_;    // by engine id

@@ -13,7 +13,9 @@
 #ifndef COOP_CORE_PROGRAM_H_
 #define COOP_CORE_PROGRAM_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cc/core/types.h"
@@ -70,6 +72,15 @@ struct Program {
   }
 };
 
+// The values of operation i, of a list of which row i is [begin[i], begin[i + 1]).
+template <typename T>
+[[nodiscard]] std::span<const T> Row(const std::vector<T>& values,
+                                     const std::vector<int32_t>& begin, int32_t i) {
+  const auto row = static_cast<size_t>(i);
+  return std::span<const T>(values).subspan(static_cast<size_t>(begin[row]),
+                                            static_cast<size_t>(begin[row + 1] - begin[row]));
+}
+
 struct PlanOptions {
   EngineOptions engine;
   std::vector<Range> foreign;      // blocks held by others for the whole plan, not inputs
@@ -83,6 +94,9 @@ struct PlanOptions {
   std::vector<double> worth;
   std::vector<int64_t> places;  // likewise: offsets to take where they are free; kNone: anywhere
   std::vector<SideHint> sides;  // by program storage, of those that operations make; empty: none
+  // By program storage: an operation that counts as reading it too, so that it is held for what is
+  // to be made from it again; kNone: none. No operation waits for such a read.
+  std::vector<int32_t> held_for;
 };
 
 struct Plan {

@@ -19,8 +19,8 @@ struct Reads {
   std::vector<double> output_first;  // parallel to op_outputs
 };
 
-// The program must be well formed.
-[[nodiscard]] Reads FindReads(const Program& program);
+// The program must be well formed. `held_for` names further reads (see PlanOptions), or is empty.
+[[nodiscard]] Reads FindReads(const Program& program, const std::vector<int32_t>& held_for = {});
 
 }  // namespace coop
 

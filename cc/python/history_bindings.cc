@@ -59,6 +59,21 @@ std::vector<int32_t> AliveAt(const History& history, int32_t operation) {
   return alive;
 }
 
+// Storages whose place an output of an operation takes.
+std::vector<int32_t> Overwritten(const History& history) {
+  const Program& program = history.record().program;
+  std::vector<int32_t> overwritten;
+  for (size_t row = 0; row + 1 < program.op_output_begin.size(); ++row) {
+    const int32_t first = program.op_input_begin[row];
+    for (int32_t k = program.op_output_begin[row]; k < program.op_output_begin[row + 1]; ++k) {
+      const int32_t position = program.op_in_place[static_cast<size_t>(k)];
+      if (position == kNone) continue;
+      overwritten.push_back(program.op_inputs[static_cast<size_t>(first + position)]);
+    }
+  }
+  return overwritten;
+}
+
 std::vector<int32_t> InputWhere(const History& history) {
   std::vector<int32_t> where;
   for (const Program::Input& input : history.record().program.inputs) {
@@ -84,10 +99,10 @@ void BindHistory(nb::module_& module) {
       .def(
           "advise",
           [](History& self, std::vector<double> worth, const std::vector<int32_t>& sides,
-             std::vector<int64_t> places) {
-            self.Advise(std::move(worth), SideHints(sides), std::move(places));
+             std::vector<int64_t> places, std::vector<int32_t> held_for) {
+            self.Advise(std::move(worth), SideHints(sides), std::move(places), std::move(held_for));
           },
-          nb::arg("worth"), nb::arg("sides"), nb::arg("places"))
+          nb::arg("worth"), nb::arg("sides"), nb::arg("places"), nb::arg("held_for"))
       .def_prop_ro("gave_up", &History::gave_up)
       .def_prop_ro("repetitions", &History::repetitions)
       .def_prop_ro("program", [](const History& self) { return self.record().program; })
@@ -98,6 +113,7 @@ void BindHistory(nb::module_& module) {
       .def_prop_ro("made_by", [](const History& self) { return self.record().made_by; })
       .def("alive_at", &AliveAt, nb::arg("operation"))
       .def_prop_ro("outputs", [](const History& self) { return self.record().program.outputs; })
+      .def_prop_ro("overwritten", &Overwritten)
       .def_prop_ro("input_where", &InputWhere)
       .def_prop_ro("input_offsets", &InputOffsets)
       .def_prop_ro("kinds", &Kinds);

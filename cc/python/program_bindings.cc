@@ -1,4 +1,4 @@
-// Program, Plan, make_plan and search_window in Python (see engine_bindings.h).
+// Program, Plan, make_plan, cheapest_to_keep and search_window in Python (see engine_bindings.h).
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/keeping.h"
 #include "cc/core/program.h"
 #include "cc/core/window.h"
 #include "cc/python/engine_bindings.h"
@@ -49,14 +50,10 @@ Program NewProgram(std::vector<int64_t> storage_bytes, const std::vector<bool>& 
   return program;
 }
 
-Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_bytes,
-             const Policy& policy, double expensive_seconds_per_byte,
-             const std::vector<std::pair<int64_t, int64_t>>& foreign, int64_t reserve_bytes,
-             bool pin_outputs_early, const Ints& input_where,
-             const std::vector<int64_t>& input_offsets, bool timed, int64_t max_recomputations,
-             int64_t max_tried_recomputations, double max_recompute_seconds,
-             std::vector<double> worth, const Ints& sides, std::vector<int64_t> places) {
-  Program placed = program;  // its own: the interpreter lock is let go of below
+// A copy, so that the interpreter lock can be let go of.
+Program Placed(const Program& program, const Ints& input_where,
+               const std::vector<int64_t>& input_offsets) {
+  Program placed = program;
   if (input_where.size() != placed.inputs.size() || input_offsets.size() != placed.inputs.size()) {
     throw std::invalid_argument("input_where and input_offsets must have one entry an input");
   }
@@ -68,6 +65,18 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
     placed.inputs[i].where = static_cast<Program::Where>(input_where[i]);
     placed.inputs[i].offset = input_offsets[i];
   }
+  return placed;
+}
+
+Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_bytes,
+             const Policy& policy, double expensive_seconds_per_byte,
+             const std::vector<std::pair<int64_t, int64_t>>& foreign, int64_t reserve_bytes,
+             bool pin_outputs_early, const Ints& input_where,
+             const std::vector<int64_t>& input_offsets, bool timed, int64_t max_recomputations,
+             int64_t max_tried_recomputations, double max_recompute_seconds,
+             std::vector<double> worth, const Ints& sides, std::vector<int64_t> places,
+             Ints held_for) {
+  const Program placed = Placed(program, input_where, input_offsets);
   PlanOptions options;
   options.engine =
       EngineOptions{capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte,
@@ -81,8 +90,28 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
   options.worth = std::move(worth);
   options.sides = SideHints(sides);
   options.places = std::move(places);
+  options.held_for = std::move(held_for);
   const nb::gil_scoped_release unlocked;
   return MakePlan(placed, options);
+}
+
+nb::list KeepCheapest(const Program& program, const Ints& input_where,
+                      const std::vector<int64_t>& pool_bytes) {
+  const Program placed = Placed(program, input_where, std::vector<int64_t>(input_where.size(), -1));
+  std::vector<Keeping> keepings;
+  if (placed.operation_count() > 0) {
+    const nb::gil_scoped_release unlocked;
+    keepings = CheapestToKeep(placed, FullestMoment(placed), pool_bytes);
+  }
+  nb::list list;
+  for (const Keeping& keeping : keepings) {
+    std::vector<int32_t> kept;
+    for (size_t s = 0; s < keeping.kept.size(); ++s) {
+      if (keeping.kept[s] != 0) kept.push_back(static_cast<int32_t>(s));
+    }
+    list.append(nb::make_tuple(kept, keeping.held_for, keeping.recompute_seconds));
+  }
+  return list;
 }
 
 nb::list PlanActions(const Plan& plan) {
@@ -184,7 +213,10 @@ void BindProgram(nb::module_& module) {
              nb::arg("timed") = false, nb::arg("max_recomputations") = 0,
              nb::arg("max_tried_recomputations") = 0, nb::arg("max_recompute_seconds") = 0.0,
              nb::arg("worth") = nb::list(), nb::arg("sides") = nb::list(),
-             nb::arg("places") = nb::list());
+             nb::arg("places") = nb::list(), nb::arg("held_for") = nb::list());
+
+  module.def("cheapest_to_keep", &KeepCheapest, nb::arg("program"), nb::kw_only(),
+             nb::arg("input_where"), nb::arg("pool_bytes"));
 
   module.def("search_window", &Search, nb::arg("bytes"), nb::arg("scores"), nb::arg("evictable"),
              nb::arg("request_bytes"), nb::arg("prefer_right"), nb::arg("free") = nb::list(),

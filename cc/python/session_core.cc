@@ -279,6 +279,10 @@ void SessionCore::Hint(StorageId storage) {
 }
 
 void SessionCore::CollectDead() {
+  if (history_ != nullptr && history_->HasDue()) {
+    for (const StorageId storage : history_->TakeDue()) engine().Release(storage);
+    Drain();
+  }
   if (dead_->empty()) return;
   const DeadList dead = std::exchange(*dead_, {});
   for (const StorageId storage : dead) Release(storage);
@@ -286,7 +290,8 @@ void SessionCore::CollectDead() {
 }
 
 void SessionCore::Release(StorageId storage) {
-  if (history_ != nullptr && engine().RefsOf(storage) == 1) history_->Released(storage);
+  const bool last = engine().RefsOf(storage) == 1;
+  if (last && history_ != nullptr && history_->Released(storage)) return;
   engine().Release(storage);
 }
 

@@ -31,6 +31,7 @@ class Call {
   }
 
   StorageId Run(uint64_t what, const std::vector<StorageId>& inputs = {}, int64_t blocks = 1) {
+    ReleaseDue();
     std::vector<OutputSpec> specs{{.bytes = blocks * kBlock}};
     history_->Expect(&engine, what, inputs, &specs);
     const OperationId op = engine.AddOperation(inputs, specs, 1e-3, true);
@@ -43,11 +44,17 @@ class Call {
   }
 
   void Release(StorageId storage) {
-    history_->Released(storage);
-    engine.Release(storage);
+    ReleaseDue();
+    if (!history_->Released(storage)) engine.Release(storage);
+  }
+
+  void ReleaseDue() {
+    if (!history_->HasDue()) return;
+    for (const StorageId storage : history_->TakeDue()) engine.Release(storage);
   }
 
   void Read(StorageId storage) {
+    ReleaseDue();
     history_->Read(&engine, storage);
     ASSERT_TRUE(engine.Materialize(storage));
   }
@@ -185,8 +192,8 @@ TEST(HistoryTest, AdviceIsToldAndGoesWithTheProgram) {
     call.Run(2);
     EXPECT_TRUE(history.Finish());
   }
-  EXPECT_THROW(history.Advise({1.0}, {}, {}), std::invalid_argument);
-  history.Advise({}, {}, {2 * kBlock, kNone});
+  EXPECT_THROW(history.Advise({1.0}, {}, {}, {}), std::invalid_argument);
+  history.Advise({}, {}, {2 * kBlock, kNone}, {});
   Call call(&history, LookaheadOptions(4));
   EXPECT_EQ(call.engine.OffsetOf(call.Run(1)), 2 * kBlock);
   EXPECT_EQ(call.engine.OffsetOf(call.Run(9)), 0);
@@ -195,34 +202,83 @@ TEST(HistoryTest, AdviceIsToldAndGoesWithTheProgram) {
   EXPECT_EQ(other.engine.OffsetOf(other.Run(1)), 0);
 }
 
+// Layers that a backward pass reads, each by way of a value that goes at once; what it did.
+Stats ForthAndBack(History* history) {
+  Call call(history, LookaheadOptions(6));
+  const StorageId source = call.Source();
+  StorageId x = source;
+  std::vector<StorageId> layers;
+  for (int layer = 0; layer < 8; ++layer) {
+    const StorageId before = call.Run(4, {x});
+    layers.push_back(call.Run(1, {before}));
+    call.Release(before);
+    x = layers.back();
+  }
+  StorageId gradient = call.Run(2, {layers.back()});
+  for (int layer = 7; layer >= 0; --layer) {
+    const StorageId next = call.Run(3, {gradient, layers[static_cast<size_t>(layer)]});
+    call.Release(gradient);
+    call.Release(layers[static_cast<size_t>(layer)]);
+    gradient = next;
+  }
+  call.Read(gradient);
+  history->Taken(gradient);
+  call.engine.MakePermanent(gradient);
+  EXPECT_TRUE(history->Finish());
+  return call.engine.stats();
+}
+
 TEST(HistoryTest, WhatIsRecordedIsAProgramWhosePlanIsWhatHappens) {
   History history;
-  Stats done;
-  for (int n = 0; n < 2; ++n) {
-    Call call(&history, LookaheadOptions(5));
-    const StorageId source = call.Source();
-    std::vector<StorageId> layers{call.Run(1, {source})};
-    for (int layer = 1; layer < 8; ++layer) layers.push_back(call.Run(1, {layers.back()}));
-    StorageId gradient = call.Run(2, {layers.back()});
-    for (int layer = 7; layer >= 0; --layer) {
-      const StorageId next = call.Run(3, {gradient, layers[static_cast<size_t>(layer)]});
-      call.Release(gradient);
-      call.Release(layers[static_cast<size_t>(layer)]);
-      gradient = next;
+  ForthAndBack(&history);
+  std::vector<int64_t> evictions;
+  for (const bool hold : {false, true}) {
+    PlanOptions options;
+    options.engine = LookaheadOptions(6);
+    if (hold) {
+      // What the first, third and fifth layer are made from: until they are read, or nearly.
+      options.held_for.assign(history.record().program.storage_bytes.size(), kNone);
+      for (const size_t layer : {0u, 2u, 4u}) {
+        options.held_for[1 + 2 * layer] = static_cast<int32_t>(24 - layer - layer / 3);
+      }
+      history.Advise({}, {}, {}, options.held_for);
     }
-    call.Read(gradient);
-    history.Taken(gradient);
-    call.engine.MakePermanent(gradient);
-    EXPECT_TRUE(history.Finish());
-    done = call.engine.stats();
+    const Plan plan = MakePlan(history.record().program, options);
+    ASSERT_TRUE(plan.feasible);
+    const Stats done = ForthAndBack(&history);
+    EXPECT_GT(done.recomputations, 0);
+    EXPECT_EQ(plan.stats.recomputations, done.recomputations);
+    EXPECT_EQ(plan.stats.evictions, done.evictions);
+    EXPECT_EQ(plan.stats.peak_in_use_bytes, done.peak_in_use_bytes);
+    evictions.push_back(done.evictions);
   }
-  PlanOptions options;
-  options.engine = LookaheadOptions(5);
-  const Plan plan = MakePlan(history.record().program, options);
-  ASSERT_TRUE(plan.feasible);
-  EXPECT_GT(plan.stats.recomputations, 0);
-  EXPECT_EQ(plan.stats.recomputations, done.recomputations);
-  EXPECT_EQ(plan.stats.evictions, done.evictions);
+  EXPECT_NE(evictions[0], evictions[1]);  // it made a difference
+}
+
+TEST(HistoryTest, WhatIsHeldGoesWhenItsOperationHasRunOrNothingIsFollowed) {
+  for (const uint64_t third : {3u, 9u}) {
+    History history;
+    for (int n = 0; n < 2; ++n) {
+      Call call(&history, LookaheadOptions(8));
+      const StorageId held = call.Run(1);
+      const StorageId other = call.Run(2, {held});
+      call.Release(held);
+      EXPECT_EQ(call.engine.StateOf(held) == StorageState::kResident, n == 1);
+      call.Run(n == 0 ? 3 : third, {other});
+      call.ReleaseDue();
+      // At the first difference it goes at once, else after the fourth.
+      EXPECT_EQ(call.engine.StateOf(held) == StorageState::kResident, n == 1 && third == 3);
+      if (third == 9 && n == 1) break;
+      call.Run(4, {other});
+      call.ReleaseDue();
+      EXPECT_NE(call.engine.StateOf(held), StorageState::kResident);
+      EXPECT_FALSE(history.HasDue());
+      EXPECT_TRUE(history.Finish());
+      EXPECT_THROW(history.Advise({}, {}, {}, {4, kNone, kNone, kNone}), std::invalid_argument);
+      EXPECT_THROW(history.Advise({}, {}, {}, {1}), std::invalid_argument);
+      history.Advise({}, {}, {}, {3, kNone, kNone, kNone});
+    }
+  }
 }
 
 TEST(HistoryTest, WhatIsDiscardedIsDiscardedInItsPlan) {

@@ -141,6 +141,17 @@ std::vector<SideHint> RandomSides(uint64_t seed, const Program& program) {
   return sides;
 }
 
+std::vector<int32_t> RandomHeldFor(uint64_t seed, const Program& program) {
+  std::mt19937_64 generator(seed);
+  std::vector<int32_t> held_for(program.storage_bytes.size(), kNone);
+  for (int32_t& operation : held_for) {
+    if (generator() % 4 == 0) {
+      operation = static_cast<int32_t>(generator() % program.op_cost_seconds.size());
+    }
+  }
+  return held_for;
+}
+
 // With about the least memory in which the policy finds a plan.
 PlanOptions TightOptions(const Policy& policy, const Program& program) {
   const int64_t bound_bytes = LowerBoundBytes(program, kAlignmentBytes);
@@ -170,6 +181,7 @@ TEST_P(ProgramTest, PlansComputeTheRightValuesFromTightToLooseBudgets) {
       options.pin_outputs_early = seed % 2 == 0;
       if (seed % 3 == 0) options.worth = RandomWorth(seed, program);
       if (seed % 3 == 1) options.sides = RandomSides(seed, program);
+      if (seed % 4 == 1) options.held_for = RandomHeldFor(seed, program);
       ++planned;
       if (Check(program, options)) ++feasible;
     }
@@ -308,6 +320,56 @@ Program SmallProgram() {
   return program;
 }
 
+// 0 is dear and made into 1, which is large and read at the end; 2 needs its place.
+Program DearThenLarge() {
+  Program program;
+  program.storage_bytes = {64, 128, 128, 64, 64};
+  program.storage_outside = {0, 0, 0, 1, 1};
+  program.op_input_begin = {0, 0, 1, 1, 2, 4};
+  program.op_inputs = {0, 2, 1, 3};
+  program.op_output_begin = {0, 1, 2, 3, 4, 5};
+  program.op_outputs = {0, 1, 2, 3, 4};
+  program.op_in_place.assign(5, kNone);
+  program.op_cost_seconds = {100, 1, 1, 1, 1};
+  program.op_recomputable.assign(5, 1);
+  program.release_begin = {0, 0, 1, 1, 2, 4};
+  program.releases = {0, 2, 1, 3};
+  program.outputs = {4};
+  return program;
+}
+
+TEST(HeldForTest, AHeldStorageIsThereForWhatIsMadeFromItAgain) {
+  const Program program = DearThenLarge();
+  PlanOptions options = Options(Policy::Lookahead(), 192);
+  const Plan plain = MakePlan(program, options);
+  ASSERT_TRUE(plain.feasible);
+  EXPECT_EQ(plain.stats.recompute_seconds, 101);
+  options.held_for.assign(5, kNone);
+  EXPECT_EQ(MakePlan(program, options).stats.recompute_seconds, 101);
+  options.held_for[0] = 4;
+  const Plan held = MakePlan(program, options);
+  ASSERT_TRUE(held.feasible);
+  CheckPlan(program, options, held);
+  EXPECT_EQ(held.stats.recompute_seconds, 1);
+  // No longer than said.
+  options.held_for[0] = 1;
+  EXPECT_EQ(MakePlan(program, options).stats.recompute_seconds, 101);
+}
+
+TEST(HeldForTest, WhatIsHeldIsNotOverwritten) {
+  // 0 is read by 1 alone, which may take its place; 2 and 3 do nothing with it.
+  Program program = DearThenLarge();
+  program.storage_bytes[1] = 64;
+  program.op_in_place[1] = 0;
+  PlanOptions options = Options(Policy::Lookahead(), 320);
+  EXPECT_EQ(MakePlan(program, options).stats.peak_in_use_bytes,
+            64 + 128 + 64);  // the last lies outside
+  options.held_for = {4, kNone, kNone, kNone, kNone};
+  const Plan held = MakePlan(program, options);
+  CheckPlan(program, options, held);
+  EXPECT_EQ(held.stats.peak_in_use_bytes, 64 + 64 + 128 + 64);
+}
+
 TEST(ProgramMistakesTest, MalformedProgramsAreRefused) {
   const PlanOptions options = Options(Policy::Coop(), 640);
   EXPECT_TRUE(Check(SmallProgram(), options));
@@ -338,6 +400,11 @@ TEST(ProgramMistakesTest, MalformedProgramsAreRefused) {
   refuses([](Program&, PlanOptions& o) { o.engine.alignment_bytes = 0; });
   refuses([](Program&, PlanOptions& o) { o.worth = {1}; });
   refuses([](Program&, PlanOptions& o) { o.sides = {SideHint::kLeft}; });
+  refuses([](Program&, PlanOptions& o) { o.held_for = {kNone}; });
+  refuses([](Program& p, PlanOptions& o) {
+    o.held_for.assign(p.storage_bytes.size(), p.operation_count());
+  });
+  refuses([](Program& p, PlanOptions& o) { o.held_for.assign(p.storage_bytes.size(), -2); });
   refuses([](Program& p, PlanOptions& o) { o.worth.assign(p.storage_bytes.size(), -1); });
 }
 

@@ -1,0 +1,268 @@
+#include "cc/core/keeping.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <map>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "cc/core/check.h"
+#include "cc/core/flow_network.h"
+
+namespace coop {
+namespace {
+
+// All seconds of a program are so many units: finer than the differences that break ties.
+constexpr double kUnits = static_cast<double>(int64_t{1} << 50);
+// The last operation is so much dearer than it is.
+constexpr double kTieBreak = 1e-3;
+constexpr int kBisections = 40;
+
+// A program by storages.
+struct Lives {
+  std::vector<int64_t> pool_bytes;  // 0 for what lies outside
+  std::vector<int32_t> made_at;     // kNone: an input
+  // The last operation that reads it; operation_count(): the end; kNone: no part of the program.
+  std::vector<int32_t> until;
+};
+
+Lives LivesOf(const Program& program) {
+  Lives lives;
+  const size_t storages = program.storage_bytes.size();
+  const int32_t end = program.operation_count();
+  lives.pool_bytes = program.storage_bytes;
+  lives.made_at.assign(storages, kNone);
+  lives.until.assign(storages, kNone);
+  for (const Program::Input& input : program.inputs) {
+    const auto s = static_cast<size_t>(input.storage);
+    lives.until[s] = end;
+    if (input.where == Program::Where::kOutside) lives.pool_bytes[s] = 0;
+  }
+  for (int32_t i = 0; i < end; ++i) {
+    for (const int32_t storage : Row(program.op_outputs, program.op_output_begin, i)) {
+      const auto s = static_cast<size_t>(storage);
+      lives.made_at[s] = i;
+      lives.until[s] = end;
+      if (program.storage_outside[s] != 0) lives.pool_bytes[s] = 0;
+    }
+    for (const int32_t storage : Row(program.releases, program.release_begin, i)) {
+      lives.until[static_cast<size_t>(storage)] = i;
+    }
+  }
+  for (const Program::Input& input : program.inputs) {
+    if (!input.donated) lives.until[static_cast<size_t>(input.storage)] = end;
+  }
+  for (const int32_t storage : program.outputs) lives.until[static_cast<size_t>(storage)] = end;
+  return lives;
+}
+
+// Bytes of inputs that the outputs of an operation may take the place of.
+int64_t OverwrittenBytes(const Program& program, const Lives& lives, int32_t operation) {
+  const auto inputs = Row(program.op_inputs, program.op_input_begin, operation);
+  int64_t bytes = 0;
+  for (const int32_t position : Row(program.op_in_place, program.op_output_begin, operation)) {
+    if (position == kNone) continue;
+    const auto input = static_cast<size_t>(inputs[static_cast<size_t>(position)]);
+    if (lives.until[input] == operation) bytes += lives.pool_bytes[input];
+  }
+  return bytes;
+}
+
+// The cheapest sets for one price of memory each.
+class Pricing {
+ public:
+  Pricing(const Program& program, const Lives& lives, int32_t moment);
+
+  // Of the pool, when nothing that could be kept is.
+  [[nodiscard]] int64_t needed_bytes() const { return needed_bytes_; }
+  // What is kept if a byte costs so many units (of kUnits for the whole program). The less, the
+  // more is kept; 0 is for free.
+  const std::vector<uint8_t>& KeptAt(double price);
+  [[nodiscard]] int64_t BytesOf(const std::vector<uint8_t>& kept) const;
+  // From which price on nothing is kept that can be made again.
+  [[nodiscard]] double HighestPrice() const { return kUnits * (1 + kTieBreak); }
+  [[nodiscard]] Keeping Describe(const std::vector<uint8_t>& kept) const;
+
+ private:
+  static constexpr int32_t kSource = 0;
+  static constexpr int32_t kSink = 1;
+
+  [[nodiscard]] int32_t NodeOfOperation(int32_t operation) const { return 2 + operation; }
+  [[nodiscard]] bool IsChoice(int32_t storage) const {
+    return node_[static_cast<size_t>(storage)] != kNone;
+  }
+  [[nodiscard]] bool IsReadLater(int32_t storage) const {
+    return lives_.until[static_cast<size_t>(storage)] > moment_;
+  }
+
+  const Program& program_;
+  const Lives& lives_;
+  int32_t moment_;
+  int64_t needed_bytes_ = 0;
+  std::vector<int32_t> choices_;  // storages that are kept or not
+  std::vector<int32_t> node_;     // by storage; kNone: no choice
+  std::vector<int32_t> edge_;     // by choice: the one that is cut if it is kept
+  FlowNetwork network_;           // of price 0
+  std::map<double, std::vector<uint8_t>> known_;
+};
+
+Pricing::Pricing(const Program& program, const Lives& lives, int32_t moment)
+    : program_(program), lives_(lives), moment_(moment), network_(0) {
+  const size_t storages = program.storage_bytes.size();
+  std::vector<uint8_t> here(storages, 0);
+  for (const auto list : {Row(program.op_inputs, program.op_input_begin, moment),
+                          Row(program.op_outputs, program.op_output_begin, moment)}) {
+    for (const int32_t storage : list) here[static_cast<size_t>(storage)] = 1;
+  }
+  needed_bytes_ = -OverwrittenBytes(program, lives, moment);
+  node_.assign(storages, kNone);
+  int32_t nodes = NodeOfOperation(moment);
+  for (size_t s = 0; s < storages; ++s) {
+    const bool made_before = lives.made_at[s] != kNone && lives.made_at[s] < moment;
+    if (here[s] != 0 || (lives.made_at[s] == kNone && lives.until[s] > moment)) {
+      needed_bytes_ += lives.pool_bytes[s];
+    } else if (made_before) {
+      choices_.push_back(static_cast<int32_t>(s));
+      node_[s] = nodes++;
+    }
+  }
+  network_ = FlowNetwork(nodes);
+  const double total = std::accumulate(program.op_cost_seconds.begin(),
+                                       program.op_cost_seconds.begin() + moment, 1e-30);
+  for (const int32_t storage : choices_) {
+    const int32_t node = node_[static_cast<size_t>(storage)];
+    const int32_t maker = lives.made_at[static_cast<size_t>(storage)];
+    // What cannot be made again is kept wherever it is needed.
+    const bool repeatable = program.op_recomputable[static_cast<size_t>(maker)] != 0;
+    edge_.push_back(network_.AddEdge(node, repeatable ? NodeOfOperation(maker) : kSink, 0));
+    if (IsReadLater(storage)) network_.AddEdge(kSource, node, FlowNetwork::kUnbounded);
+  }
+  for (int32_t i = 0; i < moment; ++i) {
+    const auto row = static_cast<size_t>(i);
+    const double tie_break = 1 + kTieBreak * i / moment;
+    const double units = program.op_cost_seconds[row] / total * kUnits * tie_break;
+    network_.AddEdge(
+        NodeOfOperation(i), kSink,
+        program.op_recomputable[row] != 0 ? static_cast<int64_t>(units) : FlowNetwork::kUnbounded);
+    for (const int32_t storage : Row(program.op_inputs, program.op_input_begin, i)) {
+      if (!IsChoice(storage)) continue;
+      network_.AddEdge(NodeOfOperation(i), node_[static_cast<size_t>(storage)],
+                       FlowNetwork::kUnbounded);
+    }
+  }
+}
+
+const std::vector<uint8_t>& Pricing::KeptAt(double price) {
+  const auto found = known_.find(price);
+  if (found != known_.end()) return found->second;
+  FlowNetwork network = network_;
+  for (size_t k = 0; k < choices_.size(); ++k) {
+    const int64_t bytes = lives_.pool_bytes[static_cast<size_t>(choices_[k])];
+    // More than everything costs is as good as unbounded; more might overflow.
+    const double units = std::min(price * static_cast<double>(bytes), 4 * kUnits);
+    network.SetCapacity(edge_[k], static_cast<int64_t>(units));
+  }
+  network.Maximize(kSource, kSink);
+  std::vector<uint8_t> kept(node_.size(), 0);
+  for (const int32_t storage : choices_) {
+    const auto s = static_cast<size_t>(storage);
+    // Needed, as itself or for what runs again, and its operation does not.
+    kept[s] = network.IsOnSourceSide(node_[s]) &&
+              !network.IsOnSourceSide(NodeOfOperation(lives_.made_at[s]));
+  }
+  return known_.emplace(price, std::move(kept)).first->second;
+}
+
+int64_t Pricing::BytesOf(const std::vector<uint8_t>& kept) const {
+  int64_t bytes = 0;
+  for (const int32_t storage : choices_) {
+    const auto s = static_cast<size_t>(storage);
+    if (kept[s] != 0) bytes += lives_.pool_bytes[s];
+  }
+  return bytes;
+}
+
+Keeping Pricing::Describe(const std::vector<uint8_t>& kept) const {
+  Keeping keeping;
+  keeping.kept = kept;
+  keeping.kept_bytes = BytesOf(kept);
+  keeping.held_for.assign(kept.size(), kNone);
+  // At which operation each storage that is not kept, or what is made of it again, is read first.
+  std::vector<int32_t> read_at(kept.size(), kNone);
+  const int32_t end = program_.operation_count();
+  for (const int32_t storage : choices_) {
+    if (IsReadLater(storage)) read_at[static_cast<size_t>(storage)] = end - 1;  // as a result
+  }
+  for (int32_t i = end - 1; i > moment_; --i) {
+    for (const int32_t storage : Row(program_.op_inputs, program_.op_input_begin, i)) {
+      if (IsChoice(storage)) read_at[static_cast<size_t>(storage)] = i;
+    }
+  }
+  for (int32_t i = moment_ - 1; i >= 0; --i) {
+    int32_t last = kNone;
+    for (const int32_t storage : Row(program_.op_outputs, program_.op_output_begin, i)) {
+      const auto s = static_cast<size_t>(storage);
+      if (IsChoice(storage) && kept[s] == 0) last = std::max(last, read_at[s]);
+    }
+    if (last == kNone) continue;
+    keeping.recompute_seconds += program_.op_cost_seconds[static_cast<size_t>(i)];
+    for (const int32_t storage : Row(program_.op_inputs, program_.op_input_begin, i)) {
+      const auto s = static_cast<size_t>(storage);
+      if (!IsChoice(storage)) continue;
+      if (kept[s] != 0) keeping.held_for[s] = std::max(keeping.held_for[s], last);
+      read_at[s] = std::max(read_at[s], last);
+    }
+  }
+  return keeping;
+}
+
+}  // namespace
+
+int32_t FullestMoment(const Program& program) {
+  const Lives lives = LivesOf(program);
+  const int32_t operations = program.operation_count();
+  std::vector<int64_t> change(static_cast<size_t>(operations) + 2, 0);
+  for (size_t s = 0; s < lives.made_at.size(); ++s) {
+    if (lives.until[s] == kNone) continue;
+    change[static_cast<size_t>(std::max(lives.made_at[s], 0))] += lives.pool_bytes[s];
+    change[static_cast<size_t>(lives.until[s]) + 1] -= lives.pool_bytes[s];
+  }
+  int32_t fullest = 0;
+  int64_t bytes = 0;
+  int64_t most = -1;
+  for (int32_t i = 0; i < operations; ++i) {
+    bytes += change[static_cast<size_t>(i)];
+    const int64_t now = bytes - OverwrittenBytes(program, lives, i);
+    if (now > most) fullest = i, most = now;
+  }
+  return fullest;
+}
+
+std::vector<Keeping> CheapestToKeep(const Program& program, int32_t moment,
+                                    const std::vector<int64_t>& pool_bytes) {
+  Require(moment >= 0 && moment < program.operation_count(), "a moment must be an operation");
+  const Lives lives = LivesOf(program);
+  Pricing pricing(program, lives, moment);
+  std::vector<Keeping> keepings;
+  for (const int64_t bytes : pool_bytes) {
+    const int64_t room = bytes - pricing.needed_bytes();
+    double low = 0;
+    double high = pricing.HighestPrice();
+    if (pricing.BytesOf(pricing.KeptAt(low)) <= room) {
+      high = low;
+    } else {
+      // On a scale of ratios: what a byte is worth differs by orders of magnitude.
+      low = 1;
+      for (int k = 0; k < kBisections; ++k) {
+        const double middle = std::sqrt(low * high);
+        (pricing.BytesOf(pricing.KeptAt(middle)) <= room ? high : low) = middle;
+      }
+    }
+    keepings.push_back(pricing.Describe(pricing.KeptAt(high)));
+  }
+  return keepings;
+}
+
+}  // namespace coop

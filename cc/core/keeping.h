@@ -1,0 +1,52 @@
+// What is cheapest to keep in memory at one moment of a program, and to make again otherwise.
+//
+// Model: while an operation runs, what it reads and makes is in memory, and so is what came from
+// outside and is read later. Of what operations before it have made and others read later, each
+// storage is kept, or its operation runs again later; and what runs again finds its inputs kept, or
+// made again, too. Which of all ways within a number of bytes costs least seconds of operations is
+// hard to say (a knapsack); with a price of memory in seconds per byte instead of a limit it is a
+// minimum cut: source to what is read later, each storage to its operation for the price of its
+// bytes, each operation to what it reads, and to the sink for its seconds. The price is found by
+// bisection: the lowest at which what is kept fits. Where operations are equal but for their place
+// (layers), the later ones are made a trifle dearer, or all of them would change sides at one
+// price.
+//
+// Such a set is a guide for a plan, not a plan: where things lie, and what else has to be in memory
+// while something is made again, is left to the engine.
+//
+// Thread rule: functions of their arguments. Complexity: some forty maximum flows (Dinic) in a
+// graph of the operations before the moment and their storages. Source: one stage of the
+// mixed-integer program of Jain et al., "Checkmate" (MLSys 2020), relaxed by Lagrange; a closure
+// problem in the sense of Picard (1976), so that cuts solve it.
+#ifndef COOP_CORE_KEEPING_H_
+#define COOP_CORE_KEEPING_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/program.h"
+
+namespace coop {
+
+struct Keeping {
+  // By storage: whether it was made before the moment and is to be kept over it.
+  std::vector<uint8_t> kept;
+  // By storage that is kept: the operation by which all that is made from it again was read once;
+  // kNone for the others (see PlanOptions::held_for).
+  std::vector<int32_t> held_for;
+  int64_t kept_bytes = 0;
+  double recompute_seconds = 0;  // of what runs again, once each
+};
+
+// The operation while which most bytes are alive in the pool if nothing is recomputed. The first of
+// several; 0 in a program without any.
+[[nodiscard]] int32_t FullestMoment(const Program& program);
+
+// For each of `pool_bytes`, in any order: what to keep while operation `moment` runs. Everything if
+// it fits, as little as possible if not even that fits. The program must be well formed.
+[[nodiscard]] std::vector<Keeping> CheapestToKeep(const Program& program, int32_t moment,
+                                                  const std::vector<int64_t>& pool_bytes);
+
+}  // namespace coop
+
+#endif  // COOP_CORE_KEEPING_H_
