@@ -123,16 +123,22 @@ def test_a_step_that_is_given_what_it_returned_settles_on_a_better_plan() -> Non
         assert blocks[-1][0] + blocks[-1][1] - blocks[0][0] == sum(n for _, n in blocks)
 
 
-@pytest.mark.unless_forced("compares with a plan")
-def test_what_was_planned_is_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[Any] = []
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The plans that lessons make."""
+    made: list[Any] = []
     planned = learning.Lesson._planned
 
     def recorded(self: Any, *args: Any) -> Any:
-        plans.append(planned(self, *args))
-        return plans[-1]
+        made.append(planned(self, *args))
+        return made[-1]
 
     monkeypatch.setattr(learning.Lesson, "_planned", recorded)
+    return made
+
+
+@pytest.mark.unless_forced("compares with a plan")
+def test_what_was_planned_is_what_happens(plans: list[Any]) -> None:
     state = initial()
     step = coop_jax.remat_eager(train, budget=part(train, state, X), policy="lookahead")
 
@@ -146,6 +152,38 @@ def test_what_was_planned_is_what_happens(monkeypatch: pytest.MonkeyPatch) -> No
     stats = plans[0].plan.stats
     assert stats["recomputations"] < counts[0]
     assert counts[2:] == [stats["recomputations"]] * 2
+
+
+@pytest.mark.unless_forced("compares with a plan")
+def test_what_is_dear_is_held_for_what_is_made_from_it(plans: list[Any]) -> None:
+    def pairs(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        """Keeps two values of each layer, made from one that it lets go of."""
+        saved = []
+        for w in ws:
+            y = x @ w
+            saved.append((jnp.sin(y), jnp.cos(y)))
+            del y
+            x = saved[-1][0] * saved[-1][1]
+        while saved:
+            a, b = saved.pop()
+            x = x * a + b
+        return x.sum()
+
+    ws = [initial()[0] * (1 + n / 50) for n in range(LAYERS)]
+    step = coop_jax.remat_eager(pairs, budget=part(pairs, ws, X), policy="lookahead")
+    expected = coop_jax.remat_eager(pairs)(ws, X)
+
+    def calls() -> Iterator[None]:
+        for _ in range(5):
+            assert_same_bits(step(ws, X), expected)
+            yield
+
+    counts = recomputations(step, calls())
+    (found,) = plans
+    held = [operation for operation in found.hints.held_for if operation >= 0]
+    assert held
+    assert min(held) > 4 * LAYERS  # for the way back
+    assert counts[2:] == [found.plan.stats["recomputations"]] * 3
 
 
 def test_a_call_that_does_something_else_goes_on_online() -> None:

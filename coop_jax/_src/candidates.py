@@ -2,7 +2,9 @@
 
 A policy's own plan is not always its best: what may be evicted early, how projected costs are
 counted, and where storages go decide, too, and which of it is best differs from program to program.
-Planning takes much less time than the steps that follow, so several are made.
+Planning takes much less time than the steps that follow, so several are made. A policy that looks
+ahead decides value by value; what is cheapest to keep where most is alive is known for the program
+as a whole (`cc/core/keeping.h`), so plans are made around that, too.
 
 Thread rule: a `Candidates` belongs to one thread (the search makes plans on others).
 """
@@ -10,8 +12,9 @@ Thread rule: a `Candidates` belongs to one thread (the search makes plans on oth
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from coop_jax import _core
 from coop_jax._src import costs, policies
@@ -24,6 +27,11 @@ _COSTLY = 0.3
 
 # In longer programs only what is fast is tried.
 _LARGE = 20_000
+
+# Plans are made around what is cheapest to keep in so much of the pool; the rest is for what else
+# is in memory while something is made again, and for gaps. What is kept is worth so much more.
+_KEPT_SHARES = (1.0, 0.9, 0.8)
+_KEPT_WORTH = (10.0, 1e6)
 
 # So many recomputations may be tried and undone for each that a plan may have.
 _TRIES = 2
@@ -82,6 +90,7 @@ class Candidates:
         reserve_bytes: int,
         constants: int = 0,
         hints: Hints | None = None,
+        never_held: Iterable[int] = (),
     ):
         """Sets what all the plans share.
 
@@ -95,6 +104,7 @@ class Candidates:
           constants: so many inputs follow those of `residency`, outside the pool.
           hints: what the planner is told; None to be told nothing, and to try what is better:
             never to evict outputs, or to evict them like anything else.
+          never_held: storages that cannot be held for longer than the program needs them.
         """
         self._engine_program = engine_program
         self._kinds = kinds
@@ -103,8 +113,10 @@ class Candidates:
         self._capacity_bytes = capacity_bytes
         self._reserve_bytes = reserve_bytes
         self._constants = constants
+        self._where = [*residency.where, *[OUTSIDE] * constants]
         self._hints = hints or Hints()
         self._may_pin = hints is None
+        self._never_held = frozenset(never_held)
         self._starts: list[Start] = []  # all that was planned
 
     def own_plan(self) -> Start:
@@ -125,6 +137,8 @@ class Candidates:
                 if form.sliding_window or not large
             ]
             ahead = self._best_of(forms, 0.0, min(settings.give_up, 1.0))
+            if not large and not (ahead.plan.feasible and _recompute_share(ahead.plan) == 0):
+                ahead = self._around_what_is_kept(forms[:2], ahead)
             if ahead.plan.feasible and _recompute_share(ahead.plan) <= _COSTLY:
                 return ahead
             policy = policies.where_nothing_is_known(policy)
@@ -164,6 +178,34 @@ class Candidates:
             outside_bytes,
         )
 
+    def _around_what_is_kept(
+        self, forms: Sequence[tuple[_core.Policy, bool]], best: Start
+    ) -> Start:
+        """The best of a start and of plans that keep what is cheapest to keep."""
+        pool_bytes = self._capacity_bytes - self._reserve_bytes
+        pool_bytes -= sum(nbytes for _, nbytes in self._residency.others)
+        keepings = _core.cheapest_to_keep(
+            self._engine_program,
+            input_where=self._where,
+            pool_bytes=[int(pool_bytes * share) for share in _KEPT_SHARES],
+        )
+        for kept, held_for, _ in keepings:
+            for storage in self._never_held:
+                held_for[storage] = -1
+            found: Start | None = None  # of these, which are much alike, one is enough for a search
+            for factor, (policy, pin_early) in itertools.product(_KEPT_WORTH, forms):
+                hints = self._hints.keeping(kept, held_for, factor)
+                pin = pin_early and self._may_pin
+                seconds = best.plan.stats["recompute_seconds"] if best.plan.feasible else 0.0
+                plan = self._plan(policy, pin, min(self._settings.give_up, 1.0), seconds, hints)
+                if found is None or _is_better(plan, found.plan):
+                    found = Start(policy, pin, plan, hints)
+            assert found is not None
+            self._starts.append(found)
+            if _is_better(found.plan, best.plan):
+                best = found
+        return best
+
     def _best_of(
         self,
         candidates: Iterable[tuple[_core.Policy, bool]],
@@ -198,10 +240,10 @@ class Candidates:
         most_seconds: float = 0.0,
         hints: Hints | None = None,
     ) -> _core.Plan:
-        constants = self._constants
         worth = hints.worth if hints else ()
         sides = hints.sides if hints else ()
         places = hints.places if hints else ()
+        held_for = hints.held_for if hints else ()
         # Own blocks of workspace are storages, too (see `core_program`), of which no hint speaks.
         storages = self._engine_program.storage_count
         most = self._settings.allowance + int(give_up * self._engine_program.operation_count)
@@ -212,8 +254,8 @@ class Candidates:
             alignment_bytes=self._settings.alignment_bytes,
             policy=policy,
             expensive_seconds_per_byte=self._settings.profile.expensive_seconds_per_byte,
-            input_where=[*self._residency.where, *[OUTSIDE] * constants],
-            input_offsets=[*self._residency.offsets, *[-1] * constants],
+            input_where=self._where,
+            input_offsets=[*self._residency.offsets, *[-1] * self._constants],
             foreign=self._residency.others,
             reserve_bytes=self._reserve_bytes,
             pin_outputs_early=pin_early,
@@ -224,6 +266,7 @@ class Candidates:
             worth=[*worth, *[1.0] * (storages - len(worth))] if worth else (),
             sides=[*sides, *[0] * (storages - len(sides))] if sides else (),
             places=[*places, *[-1] * (storages - len(places))] if places else (),
+            held_for=[*held_for, *[-1] * (storages - len(held_for))] if held_for else (),
         )
 
 

@@ -63,11 +63,26 @@ class Hints:
       worth: factors of their scores.
       sides: -1 for the left end of the pool, 1 for the right, 0 as the policy has it.
       places: offsets to take where they are free; -1 for none.
+      held_for: operations that count as reading them, too; -1 for none.
     """
 
     worth: Sequence[float] = ()
     sides: Sequence[int] = ()
     places: Sequence[int] = ()
+    held_for: Sequence[int] = ()
+
+    def keeping(self, kept: Sequence[int], held_for: Sequence[int], factor: float) -> Hints:
+        """The same, but some storages are worth so many times as much, and held.
+
+        Args:
+          kept: the storages.
+          held_for: of all storages.
+          factor: of what those kept were worth.
+        """
+        worth = [*self.worth, *[1.0] * (len(held_for) - len(self.worth))]
+        for storage in kept:
+            worth[storage] = min(_MOST_WORTH, worth[storage] * factor)
+        return dataclasses.replace(self, worth=worth, held_for=held_for)
 
 
 @dataclasses.dataclass(slots=True)
@@ -214,7 +229,7 @@ class Kinds:
                 for storage in chosen:
                     worth[storage] = min(_MOST_WORTH, max(_LEAST_WORTH, worth[storage] * factor))
             if generator.random() >= _MORE_THAN_ONE:
-                return Hints(worth, sides, hints.places)
+                return Hints(worth, sides, hints.places, hints.held_for)
 
     def _choose(self, generator: random.Random) -> Sequence[int]:
         if generator.random() >= _OF_A_KIND:

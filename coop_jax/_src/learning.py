@@ -131,7 +131,7 @@ class Lesson:
             layout = self._layout(settings.alignment_bytes, capacity_bytes, reserved)
             state.plain = _Way() if self._is_tight else _Way(hints=layout)
         hints = (state.way or state.plain).hints
-        self.history.advise(hints.worth, hints.sides, hints.places)
+        self.history.advise(hints.worth, hints.sides, hints.places, hints.held_for)
 
     def learn(
         self,
@@ -211,6 +211,7 @@ class Lesson:
             capacity_bytes=capacity_bytes,
             reserve_bytes=reserved_bytes,
             hints=dataclasses.replace(layout, worth=worth),
+            never_held=history.overwritten,
         )
         return candidates.improved(candidates.own_plan(), reserved_bytes)
 
