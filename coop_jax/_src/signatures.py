@@ -23,7 +23,7 @@ from coop_jax._src.runtime import Runtime
 from coop_jax._src.unrolled import Unrolled
 from coop_jax._src.workspaces import Provision
 
-# Calls in segments: the first ones compile and plan; after so many it is known what they take.
+# Calls in one form: the first ones compile and plan; after so many it is known what they take.
 _UNTIL_SETTLED, _JUDGED_AFTER = 3, 10
 
 
@@ -38,6 +38,9 @@ class Tier:
       segmented: the signature with segments, if they are better.
       together: calls in segments so far.
       least_alone, least_together: what the shortest call took in single operations, in segments.
+      doubted: segments that seemed slower, while single operations are measured once more: the
+        machine may have been slower meanwhile.
+      again: calls in single operations since.
     """
 
     calls: int = 0
@@ -47,6 +50,8 @@ class Tier:
     together: int = 0
     least_alone: float = math.inf
     least_together: float = math.inf
+    doubted: Signature | None = None
+    again: int = 0
 
     def ran(self, seconds: float) -> None:
         """Notes a call; segments that turn out to be slower are given up."""
@@ -56,11 +61,20 @@ class Tier:
             if self.together > _UNTIL_SETTLED:
                 self.least_together = min(self.least_together, seconds)
             if self.together == _JUDGED_AFTER and self.least_together > self.least_alone:
-                self.give_up()
+                self.doubted, self.segmented = self.segmented, None
+                self.least_alone = math.inf
         elif self.calls == 1:
             self.first_seconds = seconds
-        else:
+        elif self.doubted is None:
             self.least_alone = min(self.least_alone, seconds)
+        else:
+            self.again += 1
+            if self.again > _UNTIL_SETTLED:
+                self.least_alone = min(self.least_alone, seconds)
+            if self.again == _JUDGED_AFTER:
+                if self.least_together <= self.least_alone:
+                    self.segmented = self.doubted
+                self.doubted = None
 
     def give_up(self) -> None:
         """Back to single operations for good."""

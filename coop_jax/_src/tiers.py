@@ -8,7 +8,8 @@ nobody sees the change but in the time that a call takes.
 
 How much runs together depends on the budget: forms with segments of several sizes are planned, of
 the program and, where values have to go, of its plan as a program (see `unrolled`); the one that is
-expected to be fastest is compiled; if calls turn out to take longer with it, it is given up.
+expected to be fastest is compiled; if calls turn out to take longer with it than without, measured
+before and once more after, it is given up.
 Operations of which XLA makes something else within a segment run alone.
 
 Thread rule: under the runtime's lock. Cost: a few plans and what XLA takes to compile, once for
@@ -210,7 +211,7 @@ def _planned_costs(
 ) -> _Costs | None:
     """Those of a plan of the program, None where it does not fit; `needed`: workspaces."""
     # One plan tells enough, and what thrashes is not wanted.
-    policy = policies.where_nothing_is_known(policies.without_search(runtime.policy))
+    policy = policies.without_search(runtime.policy)
     settings = dataclasses.replace(
         runtime._settings, policy=policy, alternatives=False, give_up=_GIVE_UP, allowance=0
     )
