@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <system_error>
+#include <thread>
 
 #ifdef __GLIBC__  // which the headers above define
 #include <malloc.h>
@@ -42,6 +44,16 @@ int64_t PackedBytes(const std::vector<int64_t>& shape, int element_bits) {
 void ReturnFreedMemory() {
 #ifdef __GLIBC__
   malloc_trim(0);
+#endif
+}
+
+void ShareFreedMemory() {
+#ifdef __GLIBC__
+  const char* const tunables = std::getenv("GLIBC_TUNABLES");
+  if (std::getenv("MALLOC_ARENA_MAX") != nullptr) return;
+  if (tunables != nullptr && std::strstr(tunables, "arena_max") != nullptr) return;
+  // As many as can run at once, so that they seldom wait for each other.
+  mallopt(M_ARENA_MAX, std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
 #endif
 }
 
