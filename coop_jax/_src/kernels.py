@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from coop_jax._src import costs, placement, primitives
+from coop_jax._src import costs, placement, pooling, primitives
 from coop_jax._src.compat import arrays, calls, ffi, jaxprs
 from coop_jax._src.equations import Equation, KernelBuilder
 from coop_jax._src.executables import OUTSIDE as OUTSIDE
@@ -143,6 +143,9 @@ class Kernel:
             ins = [values[x] if isinstance(x, int) else x.value for x in e.operands]
             if as_called and e.primitive.name == "conv_general_dilated":
                 results = calls.bind_convolution(e.primitive, e.params, e.context, *ins)
+            elif pooling.is_known(e.primitive, e.params, ins):
+                with jaxprs.within(e.context):
+                    results = [pooling.select_and_scatter_add(*ins, **e.params)]
             else:
                 results = jaxprs.bind(e.primitive, e.params, e.context, ins)
             values.update(zip(e.results, results, strict=True))

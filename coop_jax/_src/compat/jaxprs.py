@@ -133,9 +133,14 @@ def bind(
     subfuns, bound = (
         subfuns_and_params if isinstance(subfuns_and_params, tuple) else ((), subfuns_and_params)
     )
-    with context.manager if context is not None else contextlib.nullcontext():
+    with within(context):
         result = primitive.bind(*subfuns, *operands, **bound)
     return list(result) if primitive.multiple_results else [result]
+
+
+def within(context: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which an equation means what it meant where it was traced."""
+    return context.manager if context is not None else contextlib.nullcontext()
 
 
 def strong(value: Any) -> Any:
