@@ -36,7 +36,7 @@ def is_known(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) ->
         primitive.name == "select_and_scatter_add"
         and params["select_prim"] in (lax.ge_p, lax.le_p)
         and np.prod(params["window_dimensions"]) <= _MOST_ELEMENTS
-        and all(isinstance(x, jax.Array) and x.ndim > 0 for x in operands)  # no numbers
+        and all(isinstance(x, jax.Array) for x in operands)  # no numbers
         and operands[0].dtype in _DTYPES
         and operands[0].size > 0
     )
