@@ -38,47 +38,82 @@ class SlidingWindowEvictor final : public Evictor {
   static constexpr int32_t kSamples = 32;  // of neighbours: windows lie in one
 
   std::optional<Window> Search(const Residency& residency, int64_t bytes, Side side) {
+    if (!residency.ScoresAreDear()) return Search(residency, bytes, side, search_);
+    return Search(residency, bytes, side, lazy_);
+  }
+
+  template <typename SearchType>
+  static std::optional<Window> Search(const Residency& residency, int64_t bytes, Side side,
+                                      SearchType& search) {
     const BlockList& blocks = residency.blocks();
     if (blocks.id_count() > kMostSearched) {
-      if (const std::optional<Window> window = Sample(residency, bytes, side)) return window;
+      search.Begin(bytes, side);
+      PushSamples(residency, search);
+      if (const std::optional<Window> window = Best(residency, search)) return window;
     }
-    search_.Begin(bytes, side);
-    for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) Push(residency, b);
-    return search_.Best();
+    search.Begin(bytes, side);
+    for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) Push(residency, b, search);
+    return Best(residency, search);
   }
 
   // Samples lie evenly over the ids of blocks, which is to say over the pool, elsewhere each time.
-  std::optional<Window> Sample(const Residency& residency, int64_t bytes, Side side) {
+  template <typename SearchType>
+  static void PushSamples(const Residency& residency, SearchType& search) {
     const BlockList& blocks = residency.blocks();
     const int64_t ids = blocks.id_count();
     const int64_t apart = ids / kSamples;
     const int64_t shift = residency.stats().searches * (kMostSearched / kSamples) % apart;
-    search_.Begin(bytes, side);
     for (int64_t n = 0; n < kSamples; ++n) {
       BlockId b = static_cast<BlockId>(n * apart + shift);
       while (b < ids && blocks[b].bytes == 0) ++b;
       if (b == ids) continue;
       for (int32_t left = kMostSearched / kSamples; left > 0 && b != kNone; --left) {
-        Push(residency, b);
+        Push(residency, b, search);
         b = blocks[b].next;
       }
-      search_.Barrier();
+      search.Barrier();
     }
-    return search_.Best();
   }
 
-  void Push(const Residency& residency, BlockId b) {
+  template <typename SearchType>
+  static void Push(const Residency& residency, BlockId b, SearchType& search) {
     const Block& block = residency.blocks()[b];
     if (block.is_free()) {
-      search_.Push(b, block.bytes, 0, true);
+      search.Push(b, block.bytes, 0, true);
     } else if (block.holder >= 0 && residency.IsEvictableNow(block.holder)) {
-      search_.Push(b, block.bytes, ToFixed(residency.Score(block.holder)), false);
+      PushEvictable(residency, b, search);
     } else {
-      search_.Barrier();
+      search.Barrier();
     }
   }
 
-  WindowSearch search_;  // kept for its memory
+  static void PushEvictable(const Residency& residency, BlockId b, WindowSearch& search) {
+    const Block& block = residency.blocks()[b];
+    search.Push(b, block.bytes, ToFixed(residency.Score(block.holder)), false);
+  }
+
+  static void PushEvictable(const Residency& residency, BlockId b, LazyWindowSearch& search) {
+    const Block& block = residency.blocks()[b];
+    const Fixed at_least = ToFixed(residency.ScoreAtLeast(block.holder));
+    if (residency.IsScoreDear(block.holder)) {
+      search.PushAtLeast(b, block.bytes, at_least);
+    } else {
+      search.Push(b, block.bytes, at_least, false);
+    }
+  }
+
+  static std::optional<Window> Best(const Residency& /*residency*/, WindowSearch& search) {
+    return search.Best();
+  }
+
+  static std::optional<Window> Best(const Residency& residency, LazyWindowSearch& search) {
+    return search.Best(
+        [&](BlockId b) { return ToFixed(residency.Score(residency.blocks()[b].holder)); });
+  }
+
+  // Kept for their memory.
+  WindowSearch search_;
+  LazyWindowSearch lazy_;
 };
 
 // DTR and DTE: the single storage with the least score, again and again. O(blocks) an eviction.
@@ -103,11 +138,13 @@ class IterativeEvictor final : public Evictor {
  private:
   static StorageId Cheapest(const Residency& residency) {
     const BlockList& blocks = residency.blocks();
+    const bool dear = residency.ScoresAreDear();
     StorageId cheapest = kNone;
     double least = 0;
     for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) {
       const StorageId storage = blocks[b].holder;
       if (storage < 0 || !residency.IsEvictableNow(storage)) continue;
+      if (cheapest != kNone && dear && residency.ScoreAtLeast(storage) >= least) continue;
       const double score = residency.Score(storage);
       if (cheapest != kNone && score >= least) continue;
       cheapest = storage;

@@ -68,6 +68,22 @@ class Residency {
   // Never not-a-number. Inline: the window search asks it of every block.
   [[nodiscard]] double Score(StorageId id) const { return upcoming_.Worth(id) * PolicyScore(id); }
   [[nodiscard]] double PolicyScore(StorageId id) const {
+    return PolicyScore(id, [&] { return ProjectedCost(id); });
+  }
+  // Not above its score, which is that if it is not dear: what is evicted around it is not looked
+  // at. (All steps from a cost to a score are monotone.)
+  [[nodiscard]] double ScoreAtLeast(StorageId id) const {
+    return upcoming_.Worth(id) * PolicyScore(id, [&] { return graph_.storage(id).cost_seconds; });
+  }
+  // Its projected cost takes a walk; at all; for this storage.
+  [[nodiscard]] bool ScoresAreDear() const {
+    return neighborhood_.mode() != NeighborhoodMode::kUnionFind;
+  }
+  [[nodiscard]] bool IsScoreDear(StorageId id) const {
+    return ScoresAreDear() && graph_.storage(id).evicted_neighbors > 0;
+  }
+  template <typename Cost>
+  [[nodiscard]] double PolicyScore(StorageId id, Cost cost) const {
     const Storage& storage = graph_.storage(id);
     const Hold& hold = holds_[static_cast<size_t>(id)];
     // Nothing will read it but recomputations, and none of those under way: it goes first.
@@ -75,7 +91,7 @@ class Residency {
         !demand_.IsKept(id)) {
       return 0;
     }
-    const double cost_seconds = ProjectedCost(id);
+    const double cost_seconds = cost();
     // Staleness guesses when it is read next; for what waiting operations read that is known.
     double staleness_seconds = hold.protects > 0 ? pending_seconds_ - hold.read_at_seconds
                                : looks_ahead_    ? SecondsUntilRead(id)

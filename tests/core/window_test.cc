@@ -53,9 +53,7 @@ std::optional<Window> BruteForce(std::span<const WindowBlock> blocks, int64_t re
   return best;
 }
 
-void ExpectSame(const std::vector<WindowBlock>& blocks, int64_t request_bytes, Side side) {
-  const auto expected = BruteForce(blocks, request_bytes, side);
-  const auto found = SearchWindow(blocks, request_bytes, side);
+void ExpectSameWindow(const std::optional<Window>& found, const std::optional<Window>& expected) {
   ASSERT_EQ(found.has_value(), expected.has_value());
   if (!found) return;
   EXPECT_EQ(found->first, expected->first);
@@ -63,6 +61,11 @@ void ExpectSame(const std::vector<WindowBlock>& blocks, int64_t request_bytes, S
   EXPECT_EQ(found->bytes, expected->bytes);
   EXPECT_EQ(found->evicted_bytes, expected->evicted_bytes);
   EXPECT_TRUE(found->score == expected->score);
+}
+
+void ExpectSame(const std::vector<WindowBlock>& blocks, int64_t request_bytes, Side side) {
+  ExpectSameWindow(SearchWindow(blocks, request_bytes, side),
+                   BruteForce(blocks, request_bytes, side));
 }
 
 enum class Scores { kTied, kReal, kExtreme };
@@ -216,6 +219,60 @@ TEST(WindowTest, ASearchObjectIsReusable) {
       EXPECT_EQ(search.Best()->last, expected->last);
     }
   }
+}
+
+void PushBound(LazyWindowSearch& search, int32_t id, const WindowBlock& block, uint64_t kind) {
+  if (!Usable(block)) return search.Barrier();
+  const Fixed score = ScoreOf(block);
+  if (block.is_free || kind == 0) return search.Push(id, block.bytes, score, block.is_free);
+  search.PushAtLeast(id, block.bytes, kind == 1 ? 0 : score / kind);
+}
+
+// Whatever the bounds say, and with one object for all of the searches.
+TEST(LazyWindowTest, AgreesWithBruteForceAndAsksOnceAtMost) {
+  LazyWindowSearch search;
+  for (const Scores scores : {Scores::kTied, Scores::kReal, Scores::kExtreme}) {
+    for (uint64_t seed = 0; seed < 3000 && !HasFailure(); ++seed) {
+      SCOPED_TRACE(::testing::Message()
+                   << "seed " << seed << ", scores " << static_cast<int>(scores));
+      std::mt19937_64 random(seed);
+      const auto blocks = RandomBlocks(random, scores);
+      const int64_t request_bytes = 64 * static_cast<int64_t>(1 + random() % 24);
+      const Side side = seed % 2 == 0 ? Side::kLeft : Side::kRight;
+      const uint64_t kinds = 1 + random() % 4;
+      std::vector<int> may_ask(blocks.size(), 0);
+      search.Begin(request_bytes, side);
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        const uint64_t kind = random() % kinds;
+        may_ask[i] = kind != 0 && Usable(blocks[i]) && !blocks[i].is_free ? 1 : 0;
+        PushBound(search, static_cast<int32_t>(i), blocks[i], kind);
+      }
+      const auto found = search.Best([&](int32_t id) {
+        EXPECT_EQ(may_ask[static_cast<size_t>(id)]--, 1) << "of block " << id;
+        return ScoreOf(blocks[static_cast<size_t>(id)]);
+      });
+      ExpectSameWindow(found, BruteForce(blocks, request_bytes, side));
+    }
+  }
+}
+
+TEST(LazyWindowTest, AsksOnlyWhereTheBoundsLeaveAChance) {
+  LazyWindowSearch search;
+  search.Begin(128, Side::kLeft);
+  for (int32_t i = 0; i < 1000; ++i) {
+    search.PushAtLeast(i, 64, ToFixed(i == 500 || i == 501 || i == 700 ? 1 : 9));
+  }
+  std::vector<int32_t> asked;
+  const auto found = search.Best([&](int32_t id) {
+    asked.push_back(id);
+    return ToFixed(id == 700 ? 1 : 5 + 5 * (id % 2));
+  });
+  // What is likely the best, 500 and 501, costs 15 in truth. Beside them 502 cannot do better, and
+  // nothing else can but with block 700.
+  EXPECT_EQ(found->first, 699);
+  EXPECT_EQ(found->last, 700);
+  std::ranges::sort(asked);
+  EXPECT_EQ(asked, (std::vector<int32_t>{499, 500, 501, 699, 700, 701}));
 }
 
 TEST(FixedPointTest, RoundsDownAndKeepsTheOrder) {
