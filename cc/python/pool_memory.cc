@@ -39,6 +39,26 @@ int64_t PackedBytes(const std::vector<int64_t>& shape, int element_bits) {
   return (bits + 7) / 8;
 }
 
+#ifdef __GLIBC__
+bool IsSetByUser(const char* variable, const char* tunable) {
+  const char* const tunables = std::getenv("GLIBC_TUNABLES");
+  return std::getenv(variable) != nullptr ||
+         (tunables != nullptr && std::strstr(tunables, tunable) != nullptr);
+}
+
+bool MaySetThresholds() {
+  static const bool may_set = !IsSetByUser("MALLOC_MMAP_THRESHOLD_", "mmap_threshold") &&
+                              !IsSetByUser("MALLOC_TRIM_THRESHOLD_", "trim_threshold");
+  return may_set;
+}
+
+// Blocks from here on glibc maps by themselves at first, and at most (DEFAULT_MMAP_THRESHOLD_MIN
+// and _MAX in its malloc.c; it raises the one to the other as mapped blocks are freed).
+constexpr int kLeastThreshold = 128 << 10;
+constexpr int kMostThreshold = 32 << 20;
+int uncached_allocations = 0;  // under the interpreter lock
+#endif
+
 }  // namespace
 
 void ReturnFreedMemory() {
@@ -47,11 +67,28 @@ void ReturnFreedMemory() {
 #endif
 }
 
+#ifdef __GLIBC__
+UncachedAllocation::UncachedAllocation() {
+  if (MaySetThresholds() && uncached_allocations++ == 0) mallopt(M_MMAP_THRESHOLD, kLeastThreshold);
+}
+
+UncachedAllocation::~UncachedAllocation() {
+  if (!MaySetThresholds()) {
+    ReturnFreedMemory();
+    return;
+  }
+  if (--uncached_allocations > 0) return;
+  mallopt(M_MMAP_THRESHOLD, kMostThreshold);
+  mallopt(M_TRIM_THRESHOLD, 2 * kMostThreshold);
+}
+#else
+UncachedAllocation::UncachedAllocation() = default;
+UncachedAllocation::~UncachedAllocation() = default;
+#endif
+
 void ShareFreedMemory() {
 #ifdef __GLIBC__
-  const char* const tunables = std::getenv("GLIBC_TUNABLES");
-  if (std::getenv("MALLOC_ARENA_MAX") != nullptr) return;
-  if (tunables != nullptr && std::strstr(tunables, "arena_max") != nullptr) return;
+  if (IsSetByUser("MALLOC_ARENA_MAX", "arena_max")) return;
   // As many as can run at once, so that they seldom wait for each other.
   mallopt(M_ARENA_MAX, std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
 #endif

@@ -58,6 +58,19 @@ struct SlotSpec {
 // twice the largest block that was freed).
 void ReturnFreedMemory();
 
+// While one lives, what is allocated in large blocks comes from the system and goes back as soon as
+// it is freed: ReturnFreedMemory would have to look at everything that is free, in a process with
+// much on its heap some milliseconds each time. glibc alone, and unless the user has set its
+// thresholds; otherwise what is freed is returned at the end. When the last one is gone glibc's
+// thresholds are where they rise to by themselves, so that nothing else is slower than before.
+class UncachedAllocation {
+ public:
+  UncachedAllocation();
+  ~UncachedAllocation();
+  UncachedAllocation(const UncachedAllocation&) = delete;
+  UncachedAllocation& operator=(const UncachedAllocation&) = delete;
+};
+
 // Makes threads share what the C library keeps of freed memory: glibc has up to eight arenas for
 // each CPU and never returns the end of any but the first, so that every worker of XLA keeps what
 // its largest operation took. Later threads only; as the user has it where MALLOC_ARENA_MAX or the

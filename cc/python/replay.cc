@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -167,10 +168,12 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
     arguments.push_back(nb::borrow(PyList_GET_ITEM(values, value)));
   }
   for (const nb::object& argument : arguments) pointers.push_back(argument.ptr());
+  std::optional<UncachedAllocation> uncached;
+  if (!launch.emptied.empty()) uncached.emplace();  // the pool takes those pages again
   nb::object results =
       Steal(PyObject_Vectorcall(launch.call.ptr(), pointers.data(), pointers.size(), nullptr));
   arguments.clear();
-  if (!launch.emptied.empty()) ReturnFreedMemory();  // the pool takes those pages again
+  uncached.reset();
   if (launch.consumes_input) {
     consumed = true;
     // The user's memory may be shared with what XLA does not write over: that is looked at.

@@ -4,7 +4,7 @@ What XLA needs beside operands and results of an operation comes from its own al
 pool has to leave room for it. Two ways are planned. *Reserved*: the most that any operation needs
 is kept free throughout; it costs nothing while it is not used. *Own*: an operation that needs much
 gets blocks of the pool, as if they were results that nobody reads; before it runs the executor
-gives the blocks' pages back to the system, and after it what XLA has freed (glibc would keep it).
+gives the blocks' pages back to the system, and what XLA frees goes back, too (glibc would keep it).
 They may be several, as nobody writes there. So the rest of the call has the whole budget, but those
 pages have to be filled anew. Operations that need little share a reservation also then.
 
