@@ -1,10 +1,10 @@
 """What XLA made of a computation: its optimised HLO as hashes that leave names out.
 
 XLA hands the module out as a serialised `HloModuleProto` (`xla/service/hlo.proto`), of which the
-few fields needed are read here: JAX brings no protocol buffers library along, and field numbers
-never change. Equal hashes mean the same instructions in the same dependence with the same shapes,
-layouts, literals and backend configurations, so the same kernels; order of execution, names and
-source lines do not count, nor which buffers are shared, nor copies from one buffer to another.
+few fields needed are read here. Equal hashes mean the same instructions in the same dependence with
+the same shapes, layouts, literals and backend configurations, so the same kernels; order of
+execution, names and source lines do not count, nor which buffers are shared, nor copies from one
+buffer to another.
 
 Thread rule: functions of their arguments. Cost: linear in the module's bytes.
 """
@@ -12,8 +12,9 @@ Thread rule: functions of their arguments. Cost: linear in the module's bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
+
+from coop_jax._src.compat.protobuf import fields, numbers
 
 # HloModuleProto
 _COMPUTATIONS, _ENTRY = 3, 6
@@ -40,12 +41,12 @@ class Module:
         self._computations: dict[int, tuple[list[_Instruction], int]] = {}
         self._hashes: dict[tuple[int, bool], str] = {}
         self.entry = -1
-        for field, value in _fields(serialized):
+        for field, value in fields(serialized):
             if field == _ENTRY:
                 self.entry = value
             elif field == _COMPUTATIONS:
                 instructions, number, root = [], -1, -1
-                for part, content in _fields(value):
+                for part, content in fields(value):
                     if part == _INSTRUCTIONS:
                         instructions.append(_Instruction(content))
                     elif part == _COMPUTATION_ID:
@@ -115,7 +116,7 @@ class _Instruction:
         self.called: list[int] = []
         self.attributes: dict[str, str] = {}
         rest = []
-        for field, value in _fields(content):
+        for field, value in fields(content):
             if field == _OPCODE:
                 self.opcode = value.decode()
             elif field == _ID:
@@ -123,13 +124,13 @@ class _Instruction:
             elif field == _PARAMETER:
                 self.parameter = value
             elif field == _OPERANDS:
-                self.operands += _numbers(value)
+                self.operands += numbers(value)
             elif field == _CALLED:
-                self.called += _numbers(value)
+                self.called += numbers(value)
             elif field == _SHAPE:
                 self.shape = value
             elif field == _FRONTEND:
-                self.attributes = dict(map(_entry, (v for _, v in _fields(value))))
+                self.attributes = dict(map(_entry, (v for _, v in fields(value))))
             elif field not in _LEFT_OUT:
                 rest.append(b"%d:" % field + (value if isinstance(value, bytes) else b"%d" % value))
         self.rest = b";".join((self.shape, *rest))
@@ -137,48 +138,8 @@ class _Instruction:
 
 def _entry(content: bytes) -> tuple[str, str]:
     """A key and a value of a map of strings."""
-    parts = dict(_fields(content))
+    parts = dict(fields(content))
     return parts.get(1, b"").decode(), parts.get(2, b"").decode()
-
-
-def _numbers(value: Any) -> list[int]:
-    """A repeated number, packed or not."""
-    if isinstance(value, int):
-        return [value]
-    numbers, position = [], 0
-    while position < len(value):
-        number, position = _varint(value, position)
-        numbers.append(number)
-    return numbers
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """Fields of a message: numbers as int, everything else as bytes."""
-    position, end = 0, len(content)
-    while position < end:
-        key, position = _varint(content, position)
-        kind = key & 7
-        if kind == 0:
-            number, position = _varint(content, position)
-            yield key >> 3, number
-            continue
-        if kind == 2:
-            length, position = _varint(content, position)
-        else:
-            length = {1: 8, 5: 4}[kind]
-        yield key >> 3, content[position : position + length]
-        position += length
-
-
-def _varint(content: bytes, position: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = content[position]
-        position += 1
-        number |= (byte & 127) << shift
-        if byte < 128:
-            return number, position
-        shift += 7
 
 
 def module_of(compiled: Any) -> Module | None:
