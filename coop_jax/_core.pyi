@@ -90,7 +90,9 @@ class Pool:
         """Raise RuntimeError naming the invariant that does not hold."""
 
 def ffi_targets(name: str = "coop_copy") -> dict[str, CapsuleType]:
-    """Return the handlers of "coop_copy" or "coop_store" by platform name ("cpu", "CUDA").
+    """Return the handlers of "coop_copy", "coop_store" or "coop_scratch" by platform name.
+
+    Platforms are "cpu" and "CUDA".
 
     Raises:
         ValueError: there is no such custom call.

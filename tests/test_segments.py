@@ -13,7 +13,7 @@ from conftest import assert_same_bits
 from jax import lax
 
 import coop_jax
-from coop_jax._src import isolation, kernels, planned, segments, tiers
+from coop_jax._src import isolation, kernels, planned, segmenting, tiers
 from coop_jax._src.compat import calls, hlo
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.signatures import Signature, Tier
@@ -300,7 +300,7 @@ def segment_of(fn: Any, *avals: Any) -> tuple[Any, Any]:
     program = coop_jax.trace_program(fn, *avals, fusion=True).program
     for op in program.operations:
         op.kernel.executable((kernels.OUTSIDE,) * len(op.results), cache.device, cache)
-    whole = segments.segmented(program, cache, float("inf"))
+    whole = segmenting.segmented(program, cache, float("inf"))
     (op,) = whole.operations
     return op.kernel, op.kernel.executable(
         (kernels.OUTSIDE,) * len(op.results), cache.device, cache

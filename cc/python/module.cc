@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cc/ffi/copy.h"
+#include "cc/ffi/scratch.h"
 #include "cc/python/argument_reader.h"
 #include "cc/python/engine_bindings.h"
 #include "cc/python/pool_bindings.h"
@@ -20,16 +21,22 @@ namespace nb = nanobind;
 namespace {
 
 nb::dict FfiTargets(const std::string& name) {
-  const bool store = name == "coop_store";
-  if (!store && name != "coop_copy") {
-    throw nb::value_error(("no XLA custom call is named '" + name + "'").c_str());
-  }
   nb::dict targets;
   const auto add = [&](const char* platform, coop::ffi::Handler handler) {
     if (handler != nullptr) targets[platform] = nb::capsule(reinterpret_cast<const void*>(handler));
   };
-  add("cpu", store ? coop::ffi::StoreCpuHandler() : coop::ffi::CopyCpuHandler());
-  add("CUDA", store ? coop::ffi::StoreCudaHandler() : coop::ffi::CopyCudaHandler());
+  if (name == "coop_copy") {
+    add("cpu", coop::ffi::CopyCpuHandler());
+    add("CUDA", coop::ffi::CopyCudaHandler());
+  } else if (name == "coop_store") {
+    add("cpu", coop::ffi::StoreCpuHandler());
+    add("CUDA", coop::ffi::StoreCudaHandler());
+  } else if (name == "coop_scratch") {
+    add("cpu", coop::ffi::ScratchHandler());
+    add("CUDA", coop::ffi::ScratchHandler());
+  } else {
+    throw nb::value_error(("no XLA custom call is named '" + name + "'").c_str());
+  }
   return targets;
 }
 
@@ -44,6 +51,8 @@ NB_MODULE(_core, module) {
   coop::python::BindSession(module);
   coop::python::BindReplay(module);
   coop::python::BindArgumentReader(module);
-  module.def("ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
-             "Capsules of the XLA custom call 'coop_copy' or 'coop_store', by platform name.");
+  module.def(
+      "ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
+      "Capsules of the XLA custom call 'coop_copy', 'coop_store' or 'coop_scratch', by platform "
+      "name.");
 }

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax._src import costs
-from coop_jax._src.compat import arrays, calls, ffi, hlo
+from coop_jax._src.compat import arrays, buffers, calls, ffi, hlo
 
 if TYPE_CHECKING:
     from coop_jax._src.kernels import Kernel
@@ -52,6 +52,7 @@ class Executable:
         "_lowered",
         "_placed_bytes",
         "_structure",
+        "_temporaries",
         "call",
         "checked",
         "donates",
@@ -108,6 +109,7 @@ class Executable:
         self.call: Callable[..., Sequence[jax.Array]] = _not_compiled
         self._compiled: Any = None
         self._structure: str | None = None
+        self._temporaries: list[int] | None = None
         self.workspace_bytes = 0
         self.places_outputs = False
         self.checked = False
@@ -134,6 +136,12 @@ class Executable:
     def module(self) -> hlo.Module | None:
         """What XLA made of it, None if it does not say."""
         return hlo.module_of(self._compiled)
+
+    def temporaries(self) -> list[int]:
+        """Bytes of the temporary buffers that XLA keeps at one time, about."""
+        if self._temporaries is None:
+            self._temporaries = buffers.at_once(self._compiled)
+        return self._temporaries
 
     def structure(self) -> str | None:
         """The hash of what XLA made of it (see `compat.hlo`), None if it does not say."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from coop_jax import _core
 from coop_jax._src import (
@@ -30,12 +30,14 @@ from coop_jax._src import (
     placement,
     planning,
     policies,
+    segmenting,
     segments,
     switches,
     workspaces,
 )
 from coop_jax._src.compat import arrays
 from coop_jax._src.instructions import CompiledPlan
+from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.placement import Placement
 from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
@@ -53,12 +55,18 @@ _ARRAY_SECONDS = 1e-6
 # Sizes of segments that are tried: halves of the largest, so many times.
 _SIZES = 6
 
-# So often something is compiled: the operations that stand apart are found one after the other, and
-# what a segment really needs is known only then.
+# So many forms are compiled, each so often: the operations that stand apart are found one after the
+# other, and what a segment really needs is known only then.
+_TRIED = 2
 _ATTEMPTS = 5
 
+# Where one needs so much more time than was expected, another may be better, of so many times as
+# many segments.
+_AS_EXPECTED = 1.03
+_SMALLER = 1.4
+
 # Of a plan as a program: parts of the budget that segments may fill.
-_PARTS = (1.0, 0.85, 0.7, 0.6, 0.5, 0.4, 0.3)
+_PARTS = (1.0, 0.92, 0.85, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 # A call has to become so much shorter: what is expected is not what is measured.
 _WORTH_IT = 0.97
@@ -79,10 +87,7 @@ def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Sig
     assert signature.program is not None
     if not tier.settled and _is_time(tier, len(signature.program.operations)):
         tier.settled = True
-        try:
-            tier.segmented = _segmented(runtime, signature, residency)
-        except Exception:  # XLA cannot compile so much at once: what runs so far goes on running
-            tier.segmented = None
+        tier.segmented = _segmented(runtime, signature, residency)
     return tier.segmented or signature
 
 
@@ -105,6 +110,23 @@ def _may_be_segmented(runtime: Runtime) -> bool:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """A way to put operations into segments; of the program, or of its plan as a program."""
+
+    written: Program
+    unrolled: Unrolled | None
+    most_bytes: float
+    room: tuple[int, ...]
+    in_pool: bool
+
+    def made(self, cache: KernelCache) -> Program:
+        """The segmented program, with what is known of operations and segments by now."""
+        return segmenting.segmented(
+            self.written, cache, self.most_bytes, self.room, in_pool=self.in_pool
+        )
+
+
 def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> Signature | None:
     """The best form with segments, compiled; None if there is none that is better."""
     assert signature.program is not None
@@ -113,80 +135,97 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
     profile = runtime._settings.profile
     now = _costs_of(signature.program, known.plan, known.refill_seconds)
     scale = _scale(now, profile, signature.tier.least_alone)
+
+    def seconds_of(program: Program, needed: Sequence[int]) -> float:
+        found = _planned_costs(runtime, program, residency, needed)
+        return math.inf if found is None else _seconds(found, profile, scale)
+
     best = _WORTH_IT * _seconds(now, profile, scale)
+    chosen: Signature | None = None
+    forms = _forms(runtime, signature, known)
+    for _ in range(_TRIED):
+        made = [(form, form.made(runtime._cache)) for form in forms]
+        expected = [seconds_of(program, segments.temporary_bytes(program)) for _, program in made]
+        if min(expected, default=math.inf) >= best:
+            break
+        first = expected.index(min(expected))
+        form, launches = made[first][0], len(made[first][1].operations)
+        compiled = _compiled(form, signature, runtime)
+        if compiled is None or compiled.program is None:
+            break
+        seconds = seconds_of(compiled.program, compiled.workspaces or [])
+        if seconds < best:
+            chosen, best = compiled, seconds
+        if seconds <= _AS_EXPECTED * expected[first]:
+            break
+        # XLA needs more than was expected, for what is like it as well: that has to be smaller.
+        forms = [
+            other
+            for other, program in made
+            if other.written is not form.written or len(program.operations) >= _SMALLER * launches
+        ]
+    return chosen
+
+
+def _compiled(form: _Form, signature: Signature, runtime: Runtime) -> Signature | None:
+    """A form, compiled until XLA does with it what is known of it; None where it cannot."""
+    found: Signature | None = None
+    before: list[Kernel] = []
     for _ in range(_ATTEMPTS):
-        form = _expected_best(runtime, signature, residency, known, best, scale)
-        if form is None or form.program is None:
+        program = form.made(runtime._cache)
+        kernels = [op.kernel for op in program.operations]
+        if kernels == before:
+            break
+        before = kernels
+        found = dataclasses.replace(
+            signature,
+            program=program,
+            engine_programs={},
+            plans=collections.OrderedDict(),
+            planned=0,
+            workspaces=None,
+            unrolled=form.unrolled,
+        )
+        try:
+            compile_all(found, program, runtime)
+        except Exception:  # XLA cannot compile so much at once: what runs so far goes on running
             return None
-        compile_all(form, form.program, runtime)
         differing = isolation.differing(
             executable
-            for op in form.program.operations
-            if isinstance(op.kernel, Segment)
-            for executable in op.kernel.executables()
+            for kernel in kernels
+            if isinstance(kernel, Segment)
+            for executable in kernel.executables()
         )
         for kernel in differing:
             kernel.stands_apart = True
-        if not differing:
-            costs_now = _planned_costs(runtime, form.program, residency, form.workspaces or [])
-            if costs_now is not None and _seconds(costs_now, profile, scale) < best:
-                return form
-    return None
+        if differing:
+            found = None
+    return found
 
 
-def _expected_best(
-    runtime: Runtime,
-    signature: Signature,
-    residency: Residency,
-    known: CompiledPlan,
-    best: float,
-    scale: float,
-) -> Signature | None:
-    profile = runtime._settings.profile
-    found: Program | None = None
-    found_of: Unrolled | None = None
-    for program, of in _forms(runtime, signature, known):
-        needed = segments.temporary_bytes(program)
-        found_costs = _planned_costs(runtime, program, residency, needed)
-        seconds = math.inf if found_costs is None else _seconds(found_costs, profile, scale)
-        if seconds < best:
-            found, found_of, best = program, of, seconds
-    if found is None:
-        return None
-    return dataclasses.replace(
-        signature,
-        program=found,
-        engine_programs={},
-        plans=collections.OrderedDict(),
-        planned=0,
-        workspaces=None,
-        unrolled=found_of,
-    )
-
-
-def _forms(
-    runtime: Runtime, signature: Signature, known: CompiledPlan
-) -> Iterator[tuple[Program, Unrolled | None]]:
-    """Programs with segments of several sizes; those of a plan, where it recomputes."""
-    program, cache = signature.program, runtime._cache
+def _forms(runtime: Runtime, signature: Signature, known: CompiledPlan) -> list[_Form]:
+    """Segments of several sizes; also of the plan, where it recomputes."""
+    program = signature.program
     assert program is not None
+    forms: list[_Form] = []
     limit = math.inf
     seen = set[int]()
     for _ in range(_SIZES):
-        form = segments.segmented(program, cache, limit)
-        if len(form.operations) not in seen:
-            seen.add(len(form.operations))
-            yield form, None
-        limit = min(limit, max(segments.temporary_bytes(form), default=0)) / 2
+        form = _Form(program, None, limit, (), in_pool=False)
+        made = form.made(runtime._cache)
+        if len(made.operations) not in seen:
+            seen.add(len(made.operations))
+            forms += [form, dataclasses.replace(form, in_pool=True)]
+        limit = min(limit, max(segments.temporary_bytes(made), default=0)) / 2
     if not known.stats["recomputations"]:
-        return
+        return forms
     written = unrolled(program, known.plan)
-    outside = known.outside_bytes
     for part in _PARTS:
-        room = room_before(written.program, int(part * (runtime.capacity_bytes() - outside)))
-        for exposed in (False, True):
-            form = segments.segmented(written.program, cache, math.inf, room, exposed=exposed)
-            yield form, written
+        within = int(part * (runtime.capacity_bytes() - known.outside_bytes))
+        room = tuple(room_before(written.program, within))
+        for in_pool in (False, True):
+            forms.append(_Form(written.program, written, math.inf, room, in_pool))
+    return forms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

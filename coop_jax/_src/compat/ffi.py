@@ -1,8 +1,9 @@
-"""The copies into a slot: XLA custom calls, so that they run where and when XLA's own work runs."""
+"""XLA custom calls: copies into a slot, where and when XLA's own work runs, and scratch."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from coop_jax._src.compat.arrays import keeping_donation
 
 TARGET = "coop_copy"
 STORE_TARGET = "coop_store"
+SCRATCH_TARGET = "coop_scratch"
 
 
 @functools.cache
@@ -56,3 +58,16 @@ def store(slot: jax.Array, source: jax.Array) -> jax.Array:
     # Who reads the slot later waits for what made the slot, not for what wrote it: so wait here.
     jax.block_until_ready(_store(slot, source))
     return slot
+
+
+def scratch(results: Sequence[Any], block_bytes: Sequence[int]) -> list[Any]:
+    """Blocks of bytes that a function returns beside all its results, for XLA to work in.
+
+    Where arguments that the function does not read are donated for them, XLA keeps there what it
+    hands on inside, instead of in memory of its own. What they hold in the end means nothing.
+    """
+    if not block_bytes:
+        return []
+    _register(SCRATCH_TARGET)
+    blocks = [jax.ShapeDtypeStruct((n,), jax.numpy.uint8) for n in block_bytes]
+    return list(jax.ffi.ffi_call(SCRATCH_TARGET, blocks)(*results))
