@@ -238,9 +238,9 @@ class _Segmenter:
     ) -> Segment:
         """The segment of these members, with the blocks of scratch that XLA is known to need."""
         out_avals = [self._program.values[v].aval for v in results]
-        needed = scratch.block_bytes(self._buffers(ops, results))
-        temporary_bytes = 0 if self._in_pool else min(self._most_at_once, sum(needed))
-        blocks = needed if self._in_pool else []
+        # XLA goes breadth first where it may, so that more lives at one time than in our order.
+        temporary_bytes = 0 if self._in_pool else self._most_at_once
+        blocks = scratch.block_bytes(self._buffers(ops, results)) if self._in_pool else []
         while True:
             segment = self._segment_of(
                 members, outputs, in_avals, out_avals, blocks, temporary_bytes
