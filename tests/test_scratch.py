@@ -195,3 +195,17 @@ def test_a_segment_that_needs_more_than_there_is_becomes_several() -> None:
     several = made(needed - 1)
     assert len(several) > 1
     assert sum(len(getattr(k, "members", [k])) for k in several) == len(whole.members)
+
+
+@needs_segments
+def test_where_no_block_is_needed_nothing_is_expected_outside_the_pool() -> None:
+    small = (
+        jax.ShapeDtypeStruct((8, 16), jnp.float32),
+        jax.ShapeDtypeStruct((16, 16), jnp.float32),
+    )
+    cache = kernels.cache_for(jax.devices()[0])
+    program = coop_jax.trace_program(chained, *small, fusion=True).program
+    outside = segmenting.segmented(program, cache, float("inf"))
+    assert segments.temporary_bytes(outside)[0] >= 8 * 16 * 4
+    within = segmenting.segmented(program, cache, float("inf"), in_pool=True)
+    assert segments.temporary_bytes(within) == [0]

@@ -265,6 +265,7 @@ class _Segmenter:
             tuple(outputs),
             tuple((a.shape, a.dtype) for a in in_avals),
             tuple(block_bytes),
+            temporary_bytes,  # where it lies in the pool there may be no block, and no estimate
         )
         made = (*out_avals, *map(_aval_of_block, block_bytes))
         segment = self._cache.remembered(

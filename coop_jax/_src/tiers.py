@@ -3,14 +3,16 @@
 Segments (see `segments`) take XLA about as long to compile as the whole function under `jax.jit`,
 so they come once they may have paid: when launching operations took about as long as the first
 call, which compiled them. Whoever runs a few steps waits no longer than before; whoever stops right
-after the change has lost about as much again as launching had cost. The bits are the same, so
-nobody sees the change but in the time that a call takes.
+after the change has lost about as much again as launching had cost, at a tight budget, where parts
+are compiled several times, about three times that. The bits are the same, so nobody sees the change
+but in the time that a call takes.
 
 How much runs together depends on the budget: forms with segments of several sizes are planned, of
-the program and, where values have to go, of its plan as a program (see `unrolled`); the one that is
-expected to be fastest is compiled; if calls turn out to take longer with it than without, measured
-before and once more after, it is given up.
-Operations of which XLA makes something else within a segment run alone.
+the program and, where values have to go, of its plan as a program (see `unrolled`), with what
+operations hand on in XLA's memory or in the pool's. The one that is expected to be fastest is
+compiled, anew where XLA needs more than was expected; if calls turn out to take longer with it than
+without, measured before and once more after, it is given up. Operations of which XLA makes
+something else within a segment run alone.
 
 Thread rule: under the runtime's lock. Cost: a few plans and what XLA takes to compile, once for
 each signature.
