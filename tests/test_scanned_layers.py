@@ -5,7 +5,10 @@ Seconds are those of the cost model and peaks those of the plan, both the same o
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from benchmarks import scanned_layers
@@ -52,3 +55,32 @@ def test_scanned_parameters_keep_their_address_where_they_are_donated(donated: b
         a.unsafe_buffer_pointer() == b for a, b in zip(jax.tree.leaves(after), before, strict=True)
     ]
     assert all(same) if donated else not any(same)
+
+
+def test_moments_of_small_stacked_parameters_keep_their_places() -> None:
+    """What scales a moment runs with what squares all layers' gradients, in one operation."""
+    import coop_jax
+
+    def loss(biases: jax.Array, x: jax.Array) -> jax.Array:
+        x, _ = jax.lax.scan(lambda x, bias: (jnp.tanh(x + bias), None), x, biases)
+        return (x * x).sum()
+
+    def step(state: Any, x: jax.Array) -> Any:
+        biases, mu, nu = state
+        value, g = jax.value_and_grad(loss)(biases, x)
+        mu, nu = 0.1 * g + 0.9 * mu, 0.01 * g**2 + 0.99 * nu
+        return (biases - 0.1 * mu / (jnp.sqrt(nu) + 1e-3), mu, nu), value
+
+    # With the moments in new places each step finds another pool, and has to be planned.
+    budgeted = coop_jax.run(step, donate_argnums=0, fusion=True)
+    state: Any = tuple(jnp.zeros((6, 96)) for _ in range(3))
+    budgeted(state, jnp.arange(256 * 96, dtype=jnp.float32).reshape(256, 96) / 25000)
+    (signature,) = budgeted._signatures.values()
+    made = [
+        in_place
+        for op in signature.program.operations
+        for value, in_place in zip(op.results, op.in_place, strict=True)
+        if signature.program.values[value].aval.shape == (6, 96)
+    ]
+    assert len(made) == 3 + 2 * 6
+    assert -1 not in made

@@ -202,6 +202,12 @@ def _choose_in_place(
     )
 
     replaced = _replaced_inputs(flattener, inputs, outputs, donated)
+    for op in reversed(operations):
+        # What is written over part by part ends up where its first form lies.
+        if op.kernel.touches_part and op.kernel.in_place_operands:
+            end = replaced.get(storage_of[op.results[0]])
+            if end is not None:
+                replaced.setdefault(storage_of[op.operands[op.kernel.in_place_operands[0]]], end)
 
     def is_own(op: RawOperation, result: int, number: int) -> bool:
         """Whether a result replaces the donated input that an operand descends from."""
@@ -218,6 +224,10 @@ def _choose_in_place(
             and not flattener.is_part(op.operands[number])
             and storage not in flattener.fixed_outside
         )
+
+    def stays(result: int) -> bool:
+        """Whether a result is one of the program, or becomes one where it lies."""
+        return storage_of[result] in kept or storage_of[result] in replaced
 
     def pair(op: RawOperation, index: int, result: int, number: int) -> None:
         storage = storage_of[op.operands[number]]
@@ -247,7 +257,7 @@ def _choose_in_place(
         for own in (True, False):
             for k, result in enumerate(op.results):
                 wanted = avals[result]
-                if (index, k) in chosen.pairs or storage_of[result] not in kept:
+                if (index, k) in chosen.pairs or not stays(result):
                     continue
                 for n in free:
                     aval = avals[op.operands[n]]
