@@ -65,21 +65,40 @@ class Block(nn.Module):
         return x + nn.Dense(width)(y)
 
 
+class ScannedBlock(nn.Module):
+    """The body of a scan over blocks."""
+
+    heads: int
+    remat: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        # Within a scan XLA does not undo a checkpoint: no barrier is needed.
+        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+        return block(self.heads)(x), None
+
+
 class GPT(nn.Module):
     layers: int = 4
     width: int = 128
     heads: int = 4
     vocabulary: int = 512
     remat: bool = False  # a checkpoint around each block
+    scan: bool = False  # blocks in a scan, their parameters stacked
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         embed = nn.Embed(self.vocabulary, self.width)
         shape = (tokens.shape[1], self.width)
         x = embed(tokens) + self.param("positions", nn.initializers.normal(0.02), shape)
-        block = nn.remat(Block) if self.remat else Block
-        for layer in range(self.layers):
-            x = block(self.heads, name=f"Block_{layer}")(x)
+        if self.scan:
+            stacked: dict[str, Any] = {"variable_axes": {"params": 0}, "length": self.layers}
+            blocks = nn.scan(ScannedBlock, split_rngs={"params": True}, **stacked)
+            x, _ = blocks(self.heads, self.remat)(x, None)
+        else:
+            block = nn.remat(Block) if self.remat else Block
+            for layer in range(self.layers):
+                x = block(self.heads, name=f"Block_{layer}")(x)
         return embed.attend(nn.LayerNorm()(x))
 
 
@@ -134,9 +153,9 @@ def cnn() -> TrainingProgram:
     return _program(loss, model, ((images, labels),), images[:1])
 
 
-def gpt(remat: bool = False) -> TrainingProgram:
-    """Four GPT-style blocks of width 128 on 8 sequences of 128 tokens, Adam."""
-    model = GPT(remat=remat)
+def gpt(remat: bool = False, layers: int = 4, scan: bool = False) -> TrainingProgram:
+    """GPT-style blocks of width 128 on 8 sequences of 128 tokens, Adam."""
+    model = GPT(layers=layers, remat=remat, scan=scan)
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
         logits = model.apply(params, tokens[:, :-1])
