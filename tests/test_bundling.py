@@ -189,6 +189,6 @@ def test_views_between_members(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_is_in_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundling, "_SMALL", 0.0)
+    monkeypatch.setattr(bundling, "SMALL", 0.0)
     args = arguments()
     assert len(operations(step, *args)) > 100

@@ -12,6 +12,12 @@ import pytest
 from jax import lax
 
 import coop_jax
+from coop_jax._src import products
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "SMALL", 0.0)
 
 
 def equations_of(fn: Any, *args: Any) -> tuple[list[Any], Any]:
@@ -125,6 +131,15 @@ def test_a_product_with_itself() -> None:
     equations, result = equations_of(fn, a)
     assert [e.primitive.name for e in equations] == ["dot_general"]
     np.testing.assert_array_equal(result, fn(a))
+
+
+def test_small_products_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(a: jax.Array, b: jax.Array) -> jax.Array:
+        return (a @ b).T
+
+    monkeypatch.undo()
+    assert names_of(fn, numbers(30, 40), numbers(40, 50)) == ["dot_general", "transpose"]
+    assert names_of(fn, numbers(300, 400), numbers(400, 500)) == ["dot_general"]
 
 
 def test_single_operations_stay_as_they_are() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coop_jax._src.flattening import Flattener, RawOperation
 
 # In `DeviceProfile.smallness`: the work of one of them, and of all of them together.
-_SMALL = 4.0
+SMALL = 4.0
 _TOGETHER = 8.0
 
 # Of what is in memory at the peak, so much may be read and made by a bundle.
@@ -97,7 +97,7 @@ class _Bundler:
     def take(self, number: int) -> None:
         op = self._operations[number]
         work = self._profile.smallness(op.kernel.flops, op.kernel.moved_bytes)
-        small = work <= _SMALL and may_be_bundled(op)
+        small = work <= SMALL and may_be_bundled(op)
         if not small or not self._fits(op, work):
             self.close()
         if not small:

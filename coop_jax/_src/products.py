@@ -4,7 +4,8 @@ What JAX's gradient of a matrix product by its second operand is, is transposed 
 compiler computes the product and rearranges it, which takes about as long again; with the operands
 exchanged the same product comes out transposed. Each element is the same sum.
 
-Model: a product that only a transposition reads, which puts dimensions of the first operand last.
+Model: a product that only a transposition reads, which puts dimensions of the first operand last,
+and is too large for a bundle: small ones run among others, where XLA does as well.
 Thread rule: functions of their arguments; `flattener` is changed. Cost: linear in the operations.
 """
 
@@ -15,6 +16,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from coop_jax._src.bundling import SMALL
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.equations import Equation
 from coop_jax._src.fusible import has_narrow
@@ -33,7 +35,7 @@ def oriented(
       flattener: whose values they are of; products may get results of another shape.
       outputs: values that are results of the program.
     """
-    storage_of = flattener.storages
+    storage_of, profile = flattener.storages, flattener.cache.profile
     readers: dict[int, list[int]] = collections.defaultdict(list)
     for number, op in enumerate(operations):
         for value in op.operands:
@@ -43,6 +45,8 @@ def oriented(
     for number, op in enumerate(operations):
         product = _only(op, "dot_general")
         if product is None or has_narrow(op.kernel):
+            continue
+        if profile.smallness(op.kernel.flops, op.kernel.moved_bytes) <= SMALL:
             continue
         (value,) = op.results
         read_by = readers[storage_of[value]]
