@@ -7,9 +7,9 @@ donated once), and what a `run` had at its peak, everything counted.
 
 Contenders: `jax.jit`; `run` with fusion and without, no budget; `jax.jit` with a `jax.checkpoint`
 around each layer, and around each of √n segments, where the network has them; `run` with fusion at
-50% and 30% of what the jitted step needs, and at what the one with checkpoints needs. On CPU XLA
-computes what a checkpoint would drop only once after all, but in a scan it does not: "deep" also
-has its layers in one.
+50% and 30% of what the jitted step needs, and at what the one with checkpoints needs. On CPU a step
+with checkpoints needs as much memory as without, unless its layers are in a scan: "deep" is also
+timed like that.
 
 A `run` is timed as a long training sees it: its operations run in segments from the sixth call on,
 which otherwise waits until launching took as long as compiling (COOP_JAX_SEGMENTS is set to 1 here,

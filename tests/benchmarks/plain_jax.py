@@ -73,7 +73,7 @@ class ScannedBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
-        # Within a scan XLA does not undo a checkpoint: no barrier is needed.
+        # In a scan nothing is common to the two passes: no barrier is needed to keep them apart.
         block = nn.remat(Block, prevent_cse=False) if self.remat else Block
         return block(self.heads)(x), None
 
