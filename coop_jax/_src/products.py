@@ -1,11 +1,13 @@
 """Matrix products in the order of operands in which their result is read.
 
-What JAX's gradient of a matrix product by its second operand is, is transposed at once. XLA's CPU
-compiler computes the product and rearranges it, which takes about as long again; with the operands
-exchanged the same product comes out transposed. Each element is the same sum.
+JAX computes the gradient of a layer's weights as a product that it transposes at once. XLA's CPU
+compiler makes the product and rearranges it, which takes up to as long again; with the operands
+exchanged the same product comes out transposed. Each element is a sum of the same terms, though
+XLA may add them up in another order: as with all of fusion, the bits are those of this form.
 
-Model: a product that only a transposition reads, which puts dimensions of the first operand last,
-and is too large for a bundle: small ones run among others, where XLA does as well.
+Model: a product that only a transposition reads, which puts dimensions of the first operand last.
+Products that are small enough for a bundle stay: they gain little, and bundles begin elsewhere
+where operations vanish, which decided whether a small BiLSTM fitted its budget.
 Thread rule: functions of their arguments; `flattener` is changed. Cost: linear in the operations.
 """
 

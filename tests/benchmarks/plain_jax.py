@@ -154,7 +154,7 @@ def cnn() -> TrainingProgram:
 
 
 def gpt(remat: bool = False, layers: int = 4, scan: bool = False) -> TrainingProgram:
-    """GPT-style blocks of width 128 on 8 sequences of 128 tokens, Adam."""
+    """Four GPT-style blocks (or `layers`) of width 128 on 8 sequences of 128 tokens, Adam."""
     model = GPT(layers=layers, remat=remat, scan=scan)
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
