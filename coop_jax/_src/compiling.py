@@ -1,22 +1,27 @@
-"""Compiling the operations of a plan: in parallel, each form once, with progress.
+"""Compiling the operations of a plan: in parallel, each form once, with progress; or beside calls.
 
 Model: operations are lowered one after the other by the caller, as JAX's settings for a thread hold
 there; XLA compiles them on other threads meanwhile. Operations of equal structure share a kernel,
 so that equal layers are compiled once. JAX's persistent cache, where the user turned it on, keeps
 all of them.
 
-Thread rule: one caller at a time (the runtime's lock). Cost: what XLA takes, over the cores.
+Beside calls nothing is queued: a process that ends waits for what XLA is at, no longer.
+
+Thread rule: one caller at a time (the runtime's lock). Cost: what XLA takes, over the cores; beside
+calls, over half of them.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 from collections.abc import Iterable
 
 import jax
 
 from coop_jax._src.executables import Executable
+from coop_jax._src.gradual import Pieces
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.progress import progress_bar
 
@@ -36,11 +41,7 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
     Raises:
       Whatever compiling one of them raises, with a note that names it.
     """
-    missing = {
-        (id(kernel), modes): (kernel, modes, source)
-        for kernel, modes, source in wanted
-        if kernel.known_executable(modes, device) is None
-    }
+    missing = _missing(wanted, device)
     if not missing:
         return
     workers = min(os.cpu_count() or 1, 8) if len(missing) > _FEW else 1
@@ -50,7 +51,7 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
     ):
         running: dict[concurrent.futures.Future[None], tuple[Kernel, Executable, str]] = {}
         try:
-            for kernel, modes, source in missing.values():
+            for kernel, modes, source in missing:
                 try:
                     executable = kernel.lowered(modes, device)
                 except Exception as error:
@@ -70,3 +71,57 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
         finally:
             for future in running:
                 future.cancel()
+
+
+def compile_gradually(
+    wanted: Iterable[Wanted], device: jax.Device, cache: KernelCache
+) -> Pieces[None]:
+    """Compiles what is not compiled yet, piece by piece, while calls go on.
+
+    Args:
+      wanted: as for `compile_together`.
+      device: for which device.
+      cache: where kernels live.
+
+    Raises:
+      Whatever compiling one of them raises.
+    """
+    running: dict[concurrent.futures.Future[None], tuple[Kernel, Executable]] = {}
+
+    def keep_compiled() -> None:
+        for future in [f for f in running if f.done()]:
+            kernel, executable = running.pop(future)
+            future.result()
+            kernel.keep(executable, device, cache)
+
+    for kernel, modes, _ in _missing(wanted, device):
+        executable = kernel.lowered(modes, device)
+        yield ()
+        while len(running) >= _workers_beside_calls():
+            yield list(running)
+            keep_compiled()
+        running[_pool_beside_calls().submit(executable.compile)] = kernel, executable
+    while running:
+        yield list(running)
+        keep_compiled()
+
+
+def _missing(wanted: Iterable[Wanted], device: jax.Device) -> list[Wanted]:
+    """What is not compiled yet, each once."""
+    found = {
+        (id(kernel), modes): (kernel, modes, source)
+        for kernel, modes, source in wanted
+        if kernel.known_executable(modes, device) is None
+    }
+    return list(found.values())
+
+
+def _workers_beside_calls() -> int:
+    return min(max(1, (os.cpu_count() or 1) // 2), 8)
+
+
+@functools.cache
+def _pool_beside_calls() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(
+        _workers_beside_calls(), "coop_jax-compile-beside-calls"
+    )

@@ -12,8 +12,9 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import kernels, planning
-from coop_jax._src.compiling import compile_together
+from coop_jax._src.compiling import Wanted, compile_gradually, compile_together
 from coop_jax._src.errors import BudgetExceededError
+from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.instructions import CompiledPlan, copies_operands
 from coop_jax._src.learning import Lesson
 from coop_jax._src.passing import InputKinds
@@ -35,6 +36,7 @@ class Tier:
       calls: so far.
       first_seconds: what the first one took, compiling included.
       settled: whether nothing is to be tried any more.
+      preparing: the search for segments, which goes on during calls.
       segmented: the signature with segments, if they are better.
       together: calls in segments so far.
       least_alone, least_together: what the shortest call took in single operations, in segments.
@@ -46,6 +48,7 @@ class Tier:
     calls: int = 0
     first_seconds: float = 0.0
     settled: bool = False
+    preparing: GradualWork[Signature | None] | None = None
     segmented: Signature | None = None
     together: int = 0
     least_alone: float = math.inf
@@ -78,7 +81,7 @@ class Tier:
 
     def give_up(self) -> None:
         """Back to single operations for good."""
-        self.settled, self.segmented = True, None
+        self.settled, self.preparing, self.segmented = True, None, None
 
 
 @dataclasses.dataclass(slots=True)
@@ -135,28 +138,44 @@ def planner_of(
 def compile_all(signature: Signature, program: Program, runtime: Runtime) -> list[int]:
     """Compiles every operation as it runs first; returns the workspace of each in bytes."""
     if signature.workspaces is None:
-        device, cache = runtime.device, runtime._cache
-        in_place = runtime.policy.in_place
-        wanted = [
-            (
-                op.kernel,
-                tuple(
-                    kernels.OUTSIDE
-                    if program.storages[program.values[r].storage].outside
-                    else pair
-                    if pair >= 0 and (in_place or copies_operands(op, device))
-                    else kernels.SLOT
-                    for r, pair in zip(op.results, op.in_place, strict=True)
-                ),
-                op.source,
-            )
-            for op in program.operations
-        ]
-        compile_together(wanted, device, cache)
-        signature.workspaces = [
-            k.executable(modes, device, cache).workspace_bytes for k, modes, _ in wanted
-        ]
+        wanted = _wanted_by(program, runtime)
+        compile_together(wanted, runtime.device, runtime._cache)
+        _note_workspaces(signature, wanted, runtime)
+    assert signature.workspaces is not None
     return signature.workspaces
+
+
+def compile_all_gradually(signature: Signature, program: Program, runtime: Runtime) -> Pieces[None]:
+    """The same in pieces, while calls go on; then the signature knows its workspaces."""
+    wanted = _wanted_by(program, runtime)
+    yield from compile_gradually(wanted, runtime.device, runtime._cache)
+    _note_workspaces(signature, wanted, runtime)
+
+
+def _wanted_by(program: Program, runtime: Runtime) -> list[Wanted]:
+    device, in_place = runtime.device, runtime.policy.in_place
+    return [
+        (
+            op.kernel,
+            tuple(
+                kernels.OUTSIDE
+                if program.storages[program.values[r].storage].outside
+                else pair
+                if pair >= 0 and (in_place or copies_operands(op, device))
+                else kernels.SLOT
+                for r, pair in zip(op.results, op.in_place, strict=True)
+            ),
+            op.source,
+        )
+        for op in program.operations
+    ]
+
+
+def _note_workspaces(signature: Signature, wanted: list[Wanted], runtime: Runtime) -> None:
+    device, cache = runtime.device, runtime._cache
+    signature.workspaces = [
+        kernel.executable(modes, device, cache).workspace_bytes for kernel, modes, _ in wanted
+    ]
 
 
 def exceeded(

@@ -1,11 +1,11 @@
 """Which form of a program a call runs: each operation by itself at first, in segments later.
 
 Segments (see `segments`) take XLA about as long to compile as the whole function under `jax.jit`,
-so they come once they may have paid: when launching operations took about as long as the first
-call, which compiled them. Whoever runs a few steps waits no longer than before; whoever stops right
-after the change has lost about as much again as launching had cost, at a tight budget, where parts
-are compiled several times, about three times that. The bits are the same, so nobody sees the change
-but in the time that a call takes.
+at a tight budget, where parts are compiled several times, about three times that, so they are made
+once they may have paid: when launching operations took about as long as the first call, which
+compiled them. Nobody waits for them: XLA compiles beside calls, on a part of the cores, and the
+rest is done in pieces, during calls. The bits are the same, so nobody sees the change but in the
+time that a call takes.
 
 How much runs together depends on the budget: forms with segments of several sizes are planned, of
 the program and, where values have to go, of its plan as a program (see `unrolled`), with what
@@ -15,7 +15,7 @@ without, measured before and once more after, it is given up. Operations of whic
 something else within a segment run alone.
 
 Thread rule: under the runtime's lock. Cost: a few plans and what XLA takes to compile, once for
-each signature.
+each signature; while that is made, calls take up to half as long again.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from coop_jax._src import (
     workspaces,
 )
 from coop_jax._src.compat import arrays
+from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.placement import Placement
@@ -45,7 +46,7 @@ from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.segments import Segment
-from coop_jax._src.signatures import Signature, Tier, compile_all
+from coop_jax._src.signatures import Signature, Tier, compile_all, compile_all_gradually
 from coop_jax._src.unrolled import Unrolled, room_before, unrolled
 
 # Waking XLA's threads for an operation and waiting for them takes about so long, on two cores.
@@ -76,6 +77,9 @@ _WORTH_IT = 0.97
 # A plan that recomputes so large a part of its operations is none of those that are looked for.
 _GIVE_UP = 0.5
 
+# While segments are made, what that may take of each call's time.
+_SHARE = 0.5
+
 # The first two find the pool in other states than those that follow, the third sets up what C++
 # carries out; the next ones say what a call takes.
 _FIRST_CALLS = 5
@@ -86,11 +90,30 @@ def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Sig
     tier = signature.tier
     if (tier.settled and tier.segmented is None) or not _may_be_segmented(runtime):
         return signature
-    assert signature.program is not None
-    if not tier.settled and _is_time(tier, len(signature.program.operations)):
-        tier.settled = True
-        tier.segmented = _segmented(runtime, signature, residency)
+    if not tier.settled:
+        _prepare(runtime, signature, residency)
     return tier.segmented or signature
+
+
+def _prepare(runtime: Runtime, signature: Signature, residency: Residency) -> None:
+    """Goes on with making segments, if it is time; settles what runs once they are made."""
+    tier = signature.tier
+    switch = switches.setting("COOP_JAX_SEGMENTS")
+    if tier.preparing is None:
+        assert signature.program is not None
+        if not _is_time(tier, len(signature.program.operations)):
+            return
+        at_once = switch is True
+        tier.preparing = GradualWork(_segmented(runtime, signature, residency, at_once=at_once))
+    work = tier.preparing
+    try:
+        if switch is True:
+            work.finish()
+        elif switch is None:
+            work.go_on(_SHARE * tier.least_alone)
+    finally:
+        if work.done:
+            tier.settled, tier.preparing, tier.segmented = True, None, work.result
 
 
 def _is_time(tier: Tier, launches: int) -> bool:
@@ -129,7 +152,9 @@ class _Form:
         )
 
 
-def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> Signature | None:
+def _segmented(
+    runtime: Runtime, signature: Signature, residency: Residency, *, at_once: bool
+) -> Pieces[Signature | None]:
     """The best form with segments, compiled; None if there is none that is better."""
     assert signature.program is not None
     # Where calls find the pool in another state each time, the last plan stands for the next.
@@ -144,15 +169,20 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
 
     best = _WORTH_IT * _seconds(now, profile, scale)
     chosen: Signature | None = None
-    forms = _forms(runtime, signature, known)
+    forms = yield from _forms(runtime, signature, known)
     for _ in range(_TRIED):
-        made = [(form, form.made(runtime._cache)) for form in forms]
-        expected = [seconds_of(program, segments.temporary_bytes(program)) for _, program in made]
+        made: list[tuple[_Form, Program]] = []
+        expected: list[float] = []
+        for form in forms:
+            yield ()
+            program = form.made(runtime._cache)
+            made.append((form, program))
+            expected.append(seconds_of(program, segments.temporary_bytes(program)))
         if min(expected, default=math.inf) >= best:
             break
         first = expected.index(min(expected))
         form, launches = made[first][0], len(made[first][1].operations)
-        compiled = _compiled(form, signature, runtime)
+        compiled = yield from _compiled(form, signature, runtime, at_once=at_once)
         if compiled is None or compiled.program is None:
             break
         seconds = seconds_of(compiled.program, compiled.workspaces or [])
@@ -169,10 +199,13 @@ def _segmented(runtime: Runtime, signature: Signature, residency: Residency) -> 
     return chosen
 
 
-def _compiled(form: _Form, signature: Signature, runtime: Runtime) -> Signature | None:
+def _compiled(
+    form: _Form, signature: Signature, runtime: Runtime, *, at_once: bool
+) -> Pieces[Signature | None]:
     """A form, compiled until XLA does with it what is known of it; None where it cannot."""
     found: Signature | None = None
     before: list[Kernel] = []
+    examined: set[Kernel] = set()
     for _ in range(_ATTEMPTS):
         program = form.made(runtime._cache)
         kernels = [op.kernel for op in program.operations]
@@ -189,23 +222,24 @@ def _compiled(form: _Form, signature: Signature, runtime: Runtime) -> Signature 
             unrolled=form.unrolled,
         )
         try:
-            compile_all(found, program, runtime)
+            if at_once:
+                compile_all(found, program, runtime)
+            else:
+                yield from compile_all_gradually(found, program, runtime)
         except Exception:  # XLA cannot compile so much at once: what runs so far goes on running
             return None
-        differing = isolation.differing(
-            executable
-            for kernel in kernels
-            if isinstance(kernel, Segment)
-            for executable in kernel.executables()
-        )
-        for kernel in differing:
-            kernel.stands_apart = True
-        if differing:
-            found = None
+        for kernel in kernels:
+            if kernel in examined or not isinstance(kernel, Segment):
+                continue
+            yield ()
+            examined.add(kernel)
+            for member in isolation.differing(kernel.executables()):
+                member.stands_apart = True
+                found = None
     return found
 
 
-def _forms(runtime: Runtime, signature: Signature, known: CompiledPlan) -> list[_Form]:
+def _forms(runtime: Runtime, signature: Signature, known: CompiledPlan) -> Pieces[list[_Form]]:
     """Segments of several sizes; also of the plan, where it recomputes."""
     program = signature.program
     assert program is not None
@@ -213,6 +247,7 @@ def _forms(runtime: Runtime, signature: Signature, known: CompiledPlan) -> list[
     limit = math.inf
     seen = set[int]()
     for _ in range(_SIZES):
+        yield ()
         form = _Form(program, None, limit, (), in_pool=False)
         made = form.made(runtime._cache)
         if len(made.operations) not in seen:

@@ -1,0 +1,119 @@
+"""Train steps of the benchmarks, and ways to take them: under `jax.jit`, by `coop_jax.run`."""
+
+from __future__ import annotations
+
+import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from examples.paper.networks import NETWORKS
+from tests.benchmarks import plain_jax
+
+KNOWN = ("cnn", "gpt", "unet", "bilstm", "bert", "gpt3", "deep", "swin", "resnet50")
+
+_DEEP_LAYERS = 12
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A train step, its first state and its batch; the same with static checkpoints."""
+
+    step: Callable[..., Any]
+    state: Any
+    batch: Any
+    checkpointed: dict[str, Program] = dataclasses.field(default_factory=dict)
+
+
+def _plain(program: plain_jax.TrainingProgram) -> Program:
+    return Program(program.step, program.state, program.batches[0])
+
+
+def program_of(name: str) -> Program:
+    """A train step by name, one of `KNOWN`."""
+    if name == "cnn":
+        return _plain(plain_jax.cnn())
+    if name in ("gpt", "deep"):
+        layers = _DEEP_LAYERS if name == "deep" else 4
+        variants = {"per-layer": _plain(plain_jax.gpt(remat=True, layers=layers))}
+        if name == "deep":
+            variants["in a scan"] = _plain(plain_jax.gpt(remat=True, layers=layers, scan=True))
+        plain = _plain(plain_jax.gpt(layers=layers))
+        return dataclasses.replace(plain, checkpointed=variants)
+    network = NETWORKS[name]
+    state, batch = network.init("small", 0), next(iter(network.batches("small", 0)))
+    return Program(
+        network.make_step("small", "none").fn,
+        state,
+        batch,
+        {
+            remat: Program(network.make_step("small", remat).fn, state, batch)
+            for remat in network.remat
+            if remat in ("per-layer", "sqrt")
+        },
+    )
+
+
+class Contender:
+    """One way to take a step."""
+
+    def __init__(self, name: str, step: Callable[..., Any], program: Program, need: int | None):
+        self.name = name
+        self._step = step
+        self._state = jax.tree.map(jnp.array, program.state)
+        self._batch = jax.tree.map(jnp.array, program.batch)
+        self.need = need
+        self.seconds: list[float] = []
+        self.failed = ""
+        self.first = 0.0
+
+    def take(self, timed: bool) -> None:
+        """Takes a step."""
+        if self.failed:
+            return
+        begin = time.perf_counter()
+        try:
+            self._state, loss = self._step(self._state, self._batch)
+        except coop_jax.BudgetExceededError as error:
+            self.failed = f"does not fit into {error.report.budget_bytes / MIB:.1f} MiB"
+            return
+        jax.block_until_ready((self._state, loss))
+        elapsed = time.perf_counter() - begin
+        self.first = self.first or elapsed
+        if timed:
+            self.seconds.append(elapsed)
+
+    def row(self, jit: Contender) -> str:
+        """A line of the table."""
+        if self.failed:
+            return f"{self.name:30}{self.failed}"
+        ratio = statistics.median(a / b for a, b in zip(self.seconds, jit.seconds, strict=True))
+        text = f"{self.name:30}{statistics.median(self.seconds) * 1e3:9.1f}{ratio:9.2f}"
+        nbytes, recompute = self.need, ""
+        if nbytes is None:
+            stats = self._step.runtime.stats()  # type: ignore[attr-defined]
+            nbytes = stats.peak_bytes
+            recompute = f"{stats.rematerialisations / max(1, stats.operations):10.1%}"
+        assert jit.need is not None
+        return f"{text}{nbytes / MIB:9.1f}{nbytes / jit.need:9.2f}{self.first:9.1f}{recompute}"
+
+
+def jitted(name: str, program: Program) -> Contender:
+    """The step under `jax.jit`, with the bytes that XLA says it needs."""
+    compiled = jax.jit(program.step, donate_argnums=0)
+    memory = compiled.lower(program.state, program.batch).compile().memory_analysis()
+    need = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+    )
+    return Contender(name, compiled, program, need)
