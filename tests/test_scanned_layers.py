@@ -14,6 +14,9 @@ import pytest
 from benchmarks import scanned_layers
 from conftest import assert_same_bits
 
+import coop_jax
+from coop_jax._src import stacks
+
 SIZES = scanned_layers.Sizes(layers=24)
 TOLERANCE = 1.10
 
@@ -42,10 +45,58 @@ def test_a_scan_over_24_layers_costs_what_they_cost_unrolled() -> None:
     assert scanned["overhead"] <= unrolled["overhead"] + TOLERANCE - 1
 
 
+def test_small_stacks_are_updated_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias of each layer would be an operation for each layer, moment and parameter."""
+    layers, width = 6, 384
+
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+            return jnp.tanh(x @ p["weights"] + p["bias"]), None
+
+        return (jax.lax.scan(layer, x, parameters)[0] ** 2).mean()
+
+    def step(state: Any, x: jax.Array) -> Any:
+        parameters, momentum = state
+        value, g = jax.value_and_grad(loss)(parameters, x)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, momentum, g)
+        return (jax.tree.map(lambda p, m: p - 0.1 * m, parameters, momentum), momentum), value
+
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal((layers, width, width), np.float32) / np.sqrt(width)
+    zeros = {"weights": np.zeros_like(weights), "bias": np.zeros((layers, width), np.float32)}
+    x = rng.standard_normal((8, width), np.float32)
+
+    def trained(budget: float | None = None) -> tuple[Any, list[Any], int]:
+        budgeted = coop_jax.run(step, budget, donate_argnums=0, fusion=True)
+        state: Any = jax.tree.map(jnp.array, (zeros | {"weights": weights}, zeros))
+        for _ in range(3):
+            state, _ = budgeted(state, x)
+        (signature,) = budgeted._signatures.values()
+        program = signature.program
+        # Of each result of the shape of the biases, whether it is written over something.
+        over = [
+            in_place >= 0
+            for op in program.operations
+            for value, in_place in zip(op.results, op.in_place, strict=True)
+            if program.values[value].aval.shape == (layers, width)
+        ]
+        return state, over, budgeted.runtime.stats().peak_bytes
+
+    found, over, peak_bytes = trained()
+    assert over.count(True) == 2
+    assert len(over) <= 3  # and the gradient, if it is not made within the update
+    again, _, less_bytes = trained(0.9)
+    assert_same_bits(again, found)
+    assert less_bytes <= peak_bytes
+    monkeypatch.setattr(stacks, "SMALL_SHARE", 0)
+    expected, over, unstacked_bytes = trained()
+    assert len(over) > layers
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
+    assert peak_bytes <= 1.01 * unstacked_bytes
+
+
 @pytest.mark.parametrize("donated", [True, False])
 def test_scanned_parameters_keep_their_address_where_they_are_donated(donated: bool) -> None:
-    import coop_jax
-
     step, parameters, x = scanned_layers.steps(scanned_layers.Sizes(layers=4))["scanned"]
     budgeted = coop_jax.run(step, donate_argnums=0 if donated else ())
     state, _ = budgeted(parameters, x)
@@ -59,7 +110,6 @@ def test_scanned_parameters_keep_their_address_where_they_are_donated(donated: b
 
 def test_moments_of_small_stacked_parameters_keep_their_places() -> None:
     """What scales a moment runs with what squares all layers' gradients, in one operation."""
-    import coop_jax
 
     def loss(biases: jax.Array, x: jax.Array) -> jax.Array:
         x, _ = jax.lax.scan(lambda x, bias: (jnp.tanh(x + bias), None), x, biases)

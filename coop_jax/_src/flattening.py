@@ -17,7 +17,7 @@ import numpy as np
 
 from coop_jax._src import branching, costs, grouping, primitives, refs, stacks
 from coop_jax._src.compat import arrays, jaxprs
-from coop_jax._src.equations import KernelBuilder, LiteralValue
+from coop_jax._src.equations import LiteralValue
 from coop_jax._src.fusible import is_narrow
 from coop_jax._src.grouping import SMALL_BYTES as SMALL_BYTES
 from coop_jax._src.grouping import is_group_body as is_group_body
@@ -74,6 +74,7 @@ class Flattener:
         self._constant_numbers: dict[int, int] = {}
         self._index_numbers: dict[int, int] = {}
         self._made = Made()
+        self._small_stack_bytes = 0  # of one that is put together where it is first computed with
 
     def can_lie_in_pool(self, aval: Any) -> bool:
         """Whether the pool can hold a value of this dtype."""
@@ -86,6 +87,9 @@ class Flattener:
         those of the program, in the order of the inputs.
         """
         inputs = [self._new(refs.contents_aval(v.aval)) for v in jaxpr.invars]
+        if self._calls_apart:
+            given_bytes = sum(costs.nbytes(self.avals[n]) for n in inputs)
+            self._small_stack_bytes = int(stacks.SMALL_SHARE * given_bytes)
         for number, kept in zip(inputs, self._kept_inputs, strict=True):
             if kept:
                 self.fixed_outside.add(self.storages[number])
@@ -275,6 +279,8 @@ class Flattener:
                 return atom
         if not stacks.is_part_by_part(eqn.primitive, [out], avals):
             return None
+        if costs.nbytes(out) <= self._small_stack_bytes:
+            return None
         result: _Atom = stacks.part_by_part(self, eqn, operands, avals, out)
         return result
 
@@ -288,7 +294,7 @@ class Flattener:
 
     def _operation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         atoms = [a if isinstance(a, LiteralValue) else self.number(a) for a in operands]
-        kernel, numbers = kernel_of(self.cache, eqn, atoms, lambda number: self.avals[number])
+        kernel, numbers = self.cache.of_equation(eqn, atoms, lambda number: self.avals[number])
         effectful = bool(eqn.effects) or eqn.primitive.name in primitives.IMPURE
         info = eqn.source_info
         return self.emit(
@@ -336,31 +342,3 @@ class Flattener:
         if self._may_view(number) and stacks.may_view_part(aval) and self.can_lie_in_pool(sliced):
             return self._new(sliced, view_of=number, at_bytes=i * costs.nbytes(sliced))
         return self.emit(stacks.index_kernel(self.cache, aval), [number, self.position(i)])[0]
-
-
-def kernel_of(
-    cache: KernelCache, eqn: Any, atoms: Sequence[int | LiteralValue], aval_of: Any
-) -> tuple[Kernel, list[int]]:
-    """The kernel of one equation (or cheap call) and its operands without repetition."""
-    numbers: list[int] = []
-    local: list[int | LiteralValue] = []
-    for atom in atoms:
-        if isinstance(atom, LiteralValue):
-            local.append(atom)
-            continue
-        if atom not in numbers:
-            numbers.append(atom)
-        local.append(numbers.index(atom))
-    in_avals = [aval_of(n) for n in numbers]
-    builder = KernelBuilder(in_avals)
-    body = jaxprs.call_body(eqn.primitive, eqn.params)
-    if body is None:
-        results: Sequence[Any] = range(len(numbers), len(numbers) + len(eqn.outvars))
-        out_avals = [v.aval for v in eqn.outvars]
-        builder.add(
-            eqn.primitive, eqn.params, eqn.ctx, eqn.effects, out_avals, local, list(results)
-        )
-    else:
-        results = builder.inline(body[0], body[1], local)
-    out_avals = [v.aval for v in eqn.outvars]
-    return cache.kernel(builder.equations, list(results), in_avals, out_avals), numbers

@@ -17,7 +17,7 @@ import jax
 
 from coop_jax._src import costs, placement, pooling, primitives
 from coop_jax._src.compat import arrays, calls, ffi, jaxprs
-from coop_jax._src.equations import Equation, KernelBuilder
+from coop_jax._src.equations import Equation, KernelBuilder, LiteralValue
 from coop_jax._src.executables import OUTSIDE as OUTSIDE
 from coop_jax._src.executables import SLOT as SLOT
 from coop_jax._src.executables import Executable, spec_of
@@ -255,6 +255,33 @@ class KernelCache:
             if key not in self._kernels:
                 self._kernels[key] = make()
             return self._kernels[key]
+
+    def of_equation(
+        self, eqn: Any, atoms: Sequence[int | LiteralValue], aval_of: Callable[[int], Any]
+    ) -> tuple[Kernel, list[int]]:
+        """The kernel of one equation (or cheap call) and its operands without repetition."""
+        numbers: list[int] = []
+        local: list[int | LiteralValue] = []
+        for atom in atoms:
+            if isinstance(atom, LiteralValue):
+                local.append(atom)
+                continue
+            if atom not in numbers:
+                numbers.append(atom)
+            local.append(numbers.index(atom))
+        in_avals = [aval_of(n) for n in numbers]
+        builder = KernelBuilder(in_avals)
+        body = jaxprs.call_body(eqn.primitive, eqn.params)
+        if body is None:
+            results: Sequence[Any] = range(len(numbers), len(numbers) + len(eqn.outvars))
+            out_avals = [v.aval for v in eqn.outvars]
+            builder.add(
+                eqn.primitive, eqn.params, eqn.ctx, eqn.effects, out_avals, local, list(results)
+            )
+        else:
+            results = builder.inline(body[0], body[1], local)
+        out_avals = [v.aval for v in eqn.outvars]
+        return self.kernel(builder.equations, list(results), in_avals, out_avals), numbers
 
     def from_function(
         self,

@@ -2,10 +2,10 @@
 
 A `Stack` holds one part per iteration. A later scan over it reads the parts, which are the
 originals; element by element operations on it are done part by part, so that a gradient that is
-only scaled and subtracted never exists as a whole. Where such an operation also reads a whole array
-(the parameters), its result is written part by part over that array, which is in place if the array
-dies there. Parts may be stacks (nested scans). An operation that needs the whole puts it together,
-once.
+only scaled and subtracted never exists as a whole (a small one does, where operations are fused).
+Where such an operation also reads a whole array (the parameters), its result is written part by
+part over that array, which is in place if the array dies there. Parts may be stacks (nested scans).
+An operation that needs the whole puts it together, once.
 
 Front ends differ in what a part is (a value number here, a session's value there); this module only
 knows that parts of kind `Stack` are stacks.
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 # A view inside a block begins at a multiple of this: what XLA asks of parameters, on CPU the most.
 VIEW_ALIGNMENT_BYTES = 64
+
+# Where operations are fused, a stack that takes so small a part of what the program is given is put
+# together once it is computed with: the update of biases would be an operation for each layer.
+SMALL_SHARE = 1 / 512
 
 _FAN = 8  # of the tree that puts a stack together
 
