@@ -2,8 +2,11 @@
 
 While operations run, SIGINT is noted and raised as KeyboardInterrupt at the next point where the
 state is consistent. A step that has begun to overwrite its donated arguments is finished and its
-results are returned; the interrupt follows a moment later, when the caller has them. Only Python's
-default handler is replaced, only in the main thread.
+results are returned; the interrupt follows when the caller has them: a moment later, or at the
+beginning of the next call if that comes first (in a loop of steps it would else find each of them
+at work). Only Python's default handler is replaced, only in the main thread.
+
+Invariant: an interrupt is raised once. Thread rule: what is handed over is under a lock.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ class DeferredInterrupts:
         self._noted = False
 
     def __enter__(self) -> DeferredInterrupts:
+        """Raises KeyboardInterrupt if the last call left one."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            if _handed_over.take():
+                raise KeyboardInterrupt
             signal.signal(signal.SIGINT, self._note)
             self._active = True
         return self
@@ -49,14 +55,41 @@ class DeferredInterrupts:
             self._active = False
         if error is None and self._noted:
             # Raised here, it would take the results with it, and the arguments are gone.
-            timer = threading.Timer(_HANDOVER_SECONDS, _interrupt_main_thread)
+            _handed_over.put()
+
+
+class _HandedOver:
+    """An interrupt that the caller gets once it has stored what the call returned."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def put(self) -> None:
+        """It comes soon."""
+        with self._lock:
+            timer = threading.Timer(_HANDOVER_SECONDS, lambda: self._interrupt(timer))
             timer.daemon = True
+            self._timer = timer
             timer.start()
+
+    def take(self) -> bool:
+        """Whether there is one; then it does not come any more."""
+        with self._lock:
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
+
+    def _interrupt(self, timer: threading.Timer) -> None:
+        with self._lock:
+            if self._timer is not timer:
+                return
+            self._timer = None
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 # Long enough for the caller to store what the call returned.
 _HANDOVER_SECONDS = 0.05
 
-
-def _interrupt_main_thread() -> None:
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+_handed_over = _HandedOver()

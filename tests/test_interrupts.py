@@ -1,0 +1,113 @@
+"""Ctrl-C in a loop of steps: raised once, between two of them if it finds each of them at work."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import coop_jax
+from coop_jax._src import interrupts
+from coop_jax._src.interrupts import DeferredInterrupts
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_arrive() -> Iterator[None]:
+    """Whoever runs the tests may have turned Ctrl-C off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def leave_one() -> None:
+    """A call that an interrupt found at work."""
+    with DeferredInterrupts():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_one_that_is_left_comes_a_moment_later() -> None:
+    leave_one()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(60)
+
+
+def test_one_that_is_left_comes_at_the_next_call_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_HANDOVER_SECONDS", 0.2)
+    leave_one()
+    with pytest.raises(KeyboardInterrupt), DeferredInterrupts():
+        pass
+    with DeferredInterrupts() as found:
+        time.sleep(0.4)
+        assert not found.noted
+    time.sleep(0.4)
+
+
+def test_other_threads_and_handlers_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_HANDOVER_SECONDS", 0.5)
+
+    def call() -> None:
+        with DeferredInterrupts():
+            pass
+
+    leave_one()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def test_an_interrupt_before_a_call_leaves_its_donated_arguments() -> None:
+    step = coop_jax.run(lambda x: jnp.tanh(x @ x), donate_argnums=0)
+    x = step(jnp.eye(64))
+    leave_one()
+    with pytest.raises(KeyboardInterrupt):
+        step(x)
+    assert not x.is_deleted()
+    assert step(x).shape == (64, 64)
+
+
+@pytest.mark.parametrize("segments", ["0", "1"])
+def test_a_loop_of_steps_stops(segments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes longer than it takes until an interrupt is handed over."""
+    monkeypatch.setenv("COOP_JAX_SEGMENTS", segments)
+    monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
+    monkeypatch.setattr(interrupts, "_HANDOVER_SECONDS", 0.001)
+    begun = threading.Event()
+
+    def slow(x: Any) -> Any:
+        begun.set()
+        time.sleep(0.05)
+        return x
+
+    def update(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = state - 0.1 * jnp.tanh(state @ x)  # the argument is consumed first
+        x = jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return state, jnp.tanh(state @ x)
+
+    step = coop_jax.run(update, donate_argnums=0, fusion=True)
+    state, x = jnp.eye(64), jnp.eye(64) / 2
+    for _ in range(8):
+        state, _ = step(state, x)
+    begun.clear()
+
+    def interrupt() -> None:
+        begun.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    calls = 0
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - in whichever call
+        for _ in range(100):
+            state, _ = step(state, x)
+            calls += 1
+    thread.join()
+    assert calls <= 2
+    assert not state.is_deleted()
