@@ -134,10 +134,11 @@ not_forced = pytest.mark.unless_forced("nothing is segmented then")
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments are made from the sixth call on, beside calls."""
+    """Segments are made from the sixth call on, beside calls, in larger pieces than elsewhere."""
     monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
     monkeypatch.delenv("COOP_JAX_SEGMENTS", raising=False)
     monkeypatch.setattr(tiers, "_is_time", lambda tier, launches: tier.calls >= 5)
+    monkeypatch.setattr(tiers, "_SHARE", 4.0)
 
 
 class Steps:

@@ -14,6 +14,7 @@ import pytest
 
 import coop_jax
 from coop_jax._src import interrupts
+from coop_jax._src.executables import Executable
 from coop_jax._src.interrupts import DeferredInterrupts
 
 
@@ -71,6 +72,35 @@ def test_an_interrupt_before_a_call_leaves_its_donated_arguments() -> None:
         step(x)
     assert not x.is_deleted()
     assert step(x).shape == (64, 64)
+
+
+def test_an_interrupt_while_operations_are_compiled_does_not_wait_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[str] = []
+    compile_one = Executable.compile
+
+    def noted(self: Executable) -> None:
+        compiled.append(self.kernel.label)
+        if len(compiled) == 2:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.05)
+        compile_one(self)
+
+    def chain(x: jax.Array) -> jax.Array:
+        for k in range(40):
+            x = jnp.tanh(x @ x) + jnp.float32(1000 + k) / 7
+        return x
+
+    monkeypatch.setattr(Executable, "compile", noted)
+    step = coop_jax.run(chain, donate_argnums=0, fusion=False)
+    x = jnp.eye(48)
+    with pytest.raises(KeyboardInterrupt):
+        step(x)
+    assert 2 <= len(compiled) <= 12
+    assert not x.is_deleted()
+    monkeypatch.undo()
+    assert step(x).shape == (48, 48)
 
 
 @pytest.mark.parametrize("segments", ["0", "1"])

@@ -5,7 +5,7 @@ there; XLA compiles them on other threads meanwhile. Operations of equal structu
 so that equal layers are compiled once. JAX's persistent cache, where the user turned it on, keeps
 all of them.
 
-Beside calls nothing is queued: a process that ends waits for what XLA is at, no longer.
+Beside calls next to nothing is queued: a process that ends waits for what XLA is at.
 
 Thread rule: one caller at a time (the runtime's lock). Cost: what XLA takes, over the cores; beside
 calls, over half of them.
@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 import jax
 
+from coop_jax._src import interrupts
 from coop_jax._src.executables import Executable
 from coop_jax._src.gradual import Pieces
 from coop_jax._src.kernels import Kernel, KernelCache
@@ -40,6 +41,7 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
 
     Raises:
       Whatever compiling one of them raises, with a note that names it.
+      KeyboardInterrupt: one arrived; what XLA is at is waited for.
     """
     missing = _missing(wanted, device)
     if not missing:
@@ -52,6 +54,7 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
         running: dict[concurrent.futures.Future[None], tuple[Kernel, Executable, str]] = {}
         try:
             for kernel, modes, source in missing:
+                interrupts.check()
                 try:
                     executable = kernel.lowered(modes, device)
                 except Exception as error:
@@ -68,6 +71,7 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
                     raise
                 kernel.keep(executable, device, cache)
                 bar.update()
+                interrupts.check()
         finally:
             for future in running:
                 future.cancel()

@@ -33,6 +33,7 @@ class DeferredInterrupts:
                 raise KeyboardInterrupt
             signal.signal(signal.SIGINT, self._note)
             self._active = True
+            _main_threads[:] = [self]
         return self
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
@@ -53,9 +54,22 @@ class DeferredInterrupts:
         if self._active:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._active = False
+            _main_threads.clear()
         if error is None and self._noted:
             # Raised here, it would take the results with it, and the arguments are gone.
             _handed_over.put()
+
+
+def check() -> None:
+    """Raises KeyboardInterrupt if one arrived in the call of this thread.
+
+    For long work before anything runs, as compiling is.
+    """
+    if _main_threads and threading.current_thread() is threading.main_thread():
+        _main_threads[0].check()
+
+
+_main_threads: list[DeferredInterrupts] = []  # the one that notes them, if there is one
 
 
 class _HandedOver:
