@@ -134,11 +134,18 @@ not_forced = pytest.mark.unless_forced("nothing is segmented then")
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments are made from the sixth call on, beside calls, in larger pieces than elsewhere."""
+    """Segments are made from the sixth call on, beside calls: each does three pieces."""
+
+    def go_on(work: GradualWork[Any], seconds: float) -> None:
+        assert 0 < seconds < 60
+        for _ in range(3):
+            if not work.done and work._may_go_on():
+                work._next()
+
     monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
     monkeypatch.delenv("COOP_JAX_SEGMENTS", raising=False)
     monkeypatch.setattr(tiers, "_is_time", lambda tier, launches: tier.calls >= 5)
-    monkeypatch.setattr(tiers, "_SHARE", 4.0)
+    monkeypatch.setattr(GradualWork, "go_on", go_on)
 
 
 class Steps:
