@@ -15,7 +15,7 @@ without, measured before and once more after, it is given up. Operations of whic
 something else within a segment run alone.
 
 Thread rule: under the runtime's lock. Cost: a few plans and what XLA takes to compile, once for
-each signature; while that is made, calls take up to half as long again.
+each signature; while that is made, calls take half as long again or more.
 """
 
 from __future__ import annotations
