@@ -205,6 +205,11 @@ def test_it_can_be_stopped_and_hurried(soon: None, monkeypatch: pytest.MonkeyPat
     steps = Steps(models.gpt())
     steps.until(lambda: steps.tier.preparing is not None)
     monkeypatch.setenv("COOP_JAX_SEGMENTS", "0")
+
+    def refused(work: GradualWork[Any], seconds: float) -> None:
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr(GradualWork, "go_on", refused)
     begun = len(steps.losses)
     steps.until(lambda: len(steps.losses) == begun + 20)
     assert steps.tier.preparing is not None
