@@ -614,6 +614,7 @@ def make_plan(
     sides: Sequence[int] = ...,
     places: Sequence[int] = ...,
     held_for: Sequence[int] = ...,
+    checkpoints: Sequence[bool] = ...,
 ) -> Plan:
     """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
 
@@ -623,16 +624,20 @@ def make_plan(
     of the scores of storages, from 0 to 1e6; empty: 1 each. ``sides`` says from which end of the
     pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it;
     ``places`` names offsets to take where they are free, -1 for none; ``held_for`` an operation
-    that counts as reading a storage too, -1 for none.
+    that counts as reading a storage too, -1 for none. Where ``checkpoints`` says what is kept over
+    the fullest moment, the rest is made again (see cc/core/checkpoints.h); empty: the engine
+    decides.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.
     """
 
 def cheapest_to_keep(
-    program: Program, *, input_where: Sequence[int], pool_bytes: Sequence[int]
+    program: Program, *, input_where: Sequence[int], pool_bytes: Sequence[int], parts: int = 0
 ) -> list[tuple[list[int], list[int], float]]:
     """What is cheapest to keep where most is alive, for each size of the pool.
+
+    With ``parts``, what is alive over the narrow cuts between so many parts is kept in any case.
 
     Returns:
         For each: the storages to keep; by storage, the operation that a kept one is held for, as

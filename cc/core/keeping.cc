@@ -73,7 +73,8 @@ int64_t OverwrittenBytes(const Program& program, const Lives& lives, int32_t ope
 // The cheapest sets for one price of memory each.
 class Pricing {
  public:
-  Pricing(const Program& program, const Lives& lives, int32_t moment);
+  Pricing(const Program& program, const Lives& lives, int32_t moment,
+          const std::vector<uint8_t>& anyway);
 
   // Of the pool, when nothing that could be kept is.
   [[nodiscard]] int64_t needed_bytes() const { return needed_bytes_; }
@@ -93,12 +94,16 @@ class Pricing {
   [[nodiscard]] bool IsChoice(int32_t storage) const {
     return node_[static_cast<size_t>(storage)] != kNone;
   }
+  [[nodiscard]] bool IsKeptAnyway(int32_t storage) const {
+    return !anyway_.empty() && anyway_[static_cast<size_t>(storage)] != 0;
+  }
   [[nodiscard]] bool IsReadLater(int32_t storage) const {
     return lives_.until[static_cast<size_t>(storage)] > moment_;
   }
 
   const Program& program_;
   const Lives& lives_;
+  const std::vector<uint8_t>& anyway_;  // by storage, or empty
   int32_t moment_;
   int64_t needed_bytes_ = 0;
   std::vector<int32_t> choices_;  // storages that are kept or not
@@ -108,8 +113,9 @@ class Pricing {
   std::map<double, std::vector<uint8_t>> known_;
 };
 
-Pricing::Pricing(const Program& program, const Lives& lives, int32_t moment)
-    : program_(program), lives_(lives), moment_(moment), network_(0) {
+Pricing::Pricing(const Program& program, const Lives& lives, int32_t moment,
+                 const std::vector<uint8_t>& anyway)
+    : program_(program), lives_(lives), anyway_(anyway), moment_(moment), network_(0) {
   const size_t storages = program.storage_bytes.size();
   std::vector<uint8_t> here(storages, 0);
   for (const auto list : {Row(program.op_inputs, program.op_input_begin, moment),
@@ -159,7 +165,8 @@ const std::vector<uint8_t>& Pricing::KeptAt(double price) {
   if (found != known_.end()) return found->second;
   FlowNetwork network = network_;
   for (size_t k = 0; k < choices_.size(); ++k) {
-    const int64_t bytes = lives_.pool_bytes[static_cast<size_t>(choices_[k])];
+    const bool is_free = IsKeptAnyway(choices_[k]);
+    const int64_t bytes = is_free ? 0 : lives_.pool_bytes[static_cast<size_t>(choices_[k])];
     // More than everything costs is as good as unbounded; more might overflow.
     const double units = std::min(price * static_cast<double>(bytes), 4 * kUnits);
     network.SetCapacity(edge_[k], static_cast<int64_t>(units));
@@ -169,8 +176,9 @@ const std::vector<uint8_t>& Pricing::KeptAt(double price) {
   for (const int32_t storage : choices_) {
     const auto s = static_cast<size_t>(storage);
     // Needed, as itself or for what runs again, and its operation does not.
-    kept[s] = network.IsOnSourceSide(node_[s]) &&
-              !network.IsOnSourceSide(NodeOfOperation(lives_.made_at[s]));
+    kept[s] =
+        IsKeptAnyway(storage) || (network.IsOnSourceSide(node_[s]) &&
+                                  !network.IsOnSourceSide(NodeOfOperation(lives_.made_at[s])));
   }
   return known_.emplace(price, std::move(kept)).first->second;
 }
@@ -241,10 +249,13 @@ int32_t FullestMoment(const Program& program) {
 }
 
 std::vector<Keeping> CheapestToKeep(const Program& program, int32_t moment,
-                                    const std::vector<int64_t>& pool_bytes) {
+                                    const std::vector<int64_t>& pool_bytes,
+                                    const std::vector<uint8_t>& anyway) {
   Require(moment >= 0 && moment < program.operation_count(), "a moment must be an operation");
   const Lives lives = LivesOf(program);
-  Pricing pricing(program, lives, moment);
+  Require(anyway.empty() || anyway.size() == program.storage_bytes.size(),
+          "anyway must be empty or parallel to storage_bytes");
+  Pricing pricing(program, lives, moment, anyway);
   std::vector<Keeping> keepings;
   for (const int64_t bytes : pool_bytes) {
     const int64_t room = bytes - pricing.needed_bytes();

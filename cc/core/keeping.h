@@ -43,9 +43,11 @@ struct Keeping {
 [[nodiscard]] int32_t FullestMoment(const Program& program);
 
 // For each of `pool_bytes`, in any order: what to keep while operation `moment` runs. Everything if
-// it fits, as little as possible if not even that fits. The program must be well formed.
+// it fits, as little as possible if not even that fits. What `anyway` names (by storage; empty:
+// none) is kept in any case where it is made before the moment. The program must be well formed.
 [[nodiscard]] std::vector<Keeping> CheapestToKeep(const Program& program, int32_t moment,
-                                                  const std::vector<int64_t>& pool_bytes);
+                                                  const std::vector<int64_t>& pool_bytes,
+                                                  const std::vector<uint8_t>& anyway = {});
 
 }  // namespace coop
 

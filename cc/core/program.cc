@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cc/core/check.h"
+#include "cc/core/checkpoints.h"
 #include "cc/core/engine.h"
 #include "cc/core/reads.h"
 
@@ -370,6 +371,10 @@ class Planner {
 }  // namespace
 
 Plan MakePlan(const Program& program, const PlanOptions& options) {
+  if (!options.checkpoints.empty()) {
+    RequireWellFormed(program);
+    return PlanAroundCheckpoints(program, options);
+  }
   return Planner(program, options).Make();
 }
 

@@ -97,6 +97,10 @@ struct PlanOptions {
   // By program storage: an operation that counts as reading it too, so that it is held for what is
   // to be made from it again; kNone: none. No operation waits for such a read.
   std::vector<int32_t> held_for;
+  // By program storage: whether it is kept over the fullest moment of the program; what is made
+  // before that and not kept goes with its last use before it and is made again (checkpoints.h).
+  // Empty: the engine decides.
+  std::vector<uint8_t> checkpoints;
 };
 
 struct Plan {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/checkpoints.h"
 #include "cc/core/keeping.h"
 #include "cc/core/program.h"
 #include "cc/core/window.h"
@@ -75,7 +76,7 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
              const std::vector<int64_t>& input_offsets, bool timed, int64_t max_recomputations,
              int64_t max_tried_recomputations, double max_recompute_seconds,
              std::vector<double> worth, const Ints& sides, std::vector<int64_t> places,
-             Ints held_for) {
+             Ints held_for, const std::vector<bool>& checkpoints) {
   const Program placed = Placed(program, input_where, input_offsets);
   PlanOptions options;
   options.engine =
@@ -91,17 +92,21 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
   options.sides = SideHints(sides);
   options.places = std::move(places);
   options.held_for = std::move(held_for);
+  options.checkpoints.assign(checkpoints.begin(), checkpoints.end());
   const nb::gil_scoped_release unlocked;
   return MakePlan(placed, options);
 }
 
 nb::list KeepCheapest(const Program& program, const Ints& input_where,
-                      const std::vector<int64_t>& pool_bytes) {
+                      const std::vector<int64_t>& pool_bytes, int32_t parts) {
   const Program placed = Placed(program, input_where, std::vector<int64_t>(input_where.size(), -1));
   std::vector<Keeping> keepings;
   if (placed.operation_count() > 0) {
     const nb::gil_scoped_release unlocked;
-    keepings = CheapestToKeep(placed, FullestMoment(placed), pool_bytes);
+    const int32_t moment = FullestMoment(placed);
+    std::vector<uint8_t> anyway;
+    if (parts > 0) anyway = AliveOverNarrowCuts(placed, moment, parts);
+    keepings = CheapestToKeep(placed, moment, pool_bytes, anyway);
   }
   nb::list list;
   for (const Keeping& keeping : keepings) {
@@ -213,10 +218,11 @@ void BindProgram(nb::module_& module) {
              nb::arg("timed") = false, nb::arg("max_recomputations") = 0,
              nb::arg("max_tried_recomputations") = 0, nb::arg("max_recompute_seconds") = 0.0,
              nb::arg("worth") = nb::list(), nb::arg("sides") = nb::list(),
-             nb::arg("places") = nb::list(), nb::arg("held_for") = nb::list());
+             nb::arg("places") = nb::list(), nb::arg("held_for") = nb::list(),
+             nb::arg("checkpoints") = nb::list());
 
   module.def("cheapest_to_keep", &KeepCheapest, nb::arg("program"), nb::kw_only(),
-             nb::arg("input_where"), nb::arg("pool_bytes"));
+             nb::arg("input_where"), nb::arg("pool_bytes"), nb::arg("parts") = 0);
 
   module.def("search_window", &Search, nb::arg("bytes"), nb::arg("scores"), nb::arg("evictable"),
              nb::arg("request_bytes"), nb::arg("prefer_right"), nb::arg("free") = nb::list(),

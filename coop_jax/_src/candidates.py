@@ -33,6 +33,14 @@ _LARGE = 20_000
 _KEPT_SHARES = (1.0, 0.9, 0.8)
 _KEPT_WORTH = (10.0, 1e6)
 
+# Plans around checkpoints divide the program into so many parts, and have what is kept besides take
+# so much of the pool, what is always there counted; 0: nothing besides.
+_PARTS = (3, 8, 24)
+_CHECKPOINT_SHARES = (0.0, 0.75, 0.9, 1.0)
+
+# They are close to the best plan where they recompute no more than so many times as much.
+_CLOSE = 1.5
+
 # So many recomputations may be tried and undone for each that a plan may have.
 _TRIES = 2
 
@@ -115,7 +123,8 @@ class Candidates:
         self._constants = constants
         self._where = [*residency.where, *[OUTSIDE] * constants]
         self._hints = hints or Hints()
-        self._may_pin = hints is None
+        # What follows hints step by step, calls that learn, can do nothing else.
+        self._is_free = hints is None
         self._never_held = frozenset(never_held)
         self._starts: list[Start] = []  # all that was planned
 
@@ -139,6 +148,8 @@ class Candidates:
             ahead = self._best_of(forms, 0.0, min(settings.give_up, 1.0))
             if not large and not (ahead.plan.feasible and _recompute_share(ahead.plan) == 0):
                 ahead = self._around_what_is_kept(forms[:2], ahead)
+                if self._is_free:
+                    ahead = self._around_checkpoints(policy, ahead)
             if ahead.plan.feasible and _recompute_share(ahead.plan) <= _COSTLY:
                 return ahead
             policy = policies.where_nothing_is_known(policy)
@@ -162,19 +173,33 @@ class Candidates:
         policy = self._settings.policy
         if not policy.search_effort or not self._settings.alternatives or policy.evict_always:
             return start
+        starts = [
+            x
+            for x in self._starts
+            if x is start or x.plan.stats["peak_outside_bytes"] <= outside_bytes
+        ]
+        # Plans around checkpoints are searched for themselves: they would take the attempts of
+        # others that are not as good at first and get better.
+        around = [x for x in starts if x.hints.checkpoints]
+        others = [x for x in starts if not x.hints.checkpoints]
+        if not any(x.plan.feasible for x in others) and any(x.plan.feasible for x in around):
+            return self._searched(around, outside_bytes)
+        best = self._searched(others, outside_bytes)
+        if any(_is_close(x.plan, best.plan) for x in around):
+            found = self._searched(around, outside_bytes)
+            best = found if _is_better(found.plan, best.plan) else best
+        return best
+
+    def _searched(self, starts: Sequence[Start], outside_bytes: int) -> Start:
         give_up = min(self._settings.give_up, 1.0)
         return improved(
             self._kinds(),
             self._engine_program.operation_count,
-            [
-                x
-                for x in self._starts
-                if x is start or x.plan.stats["peak_outside_bytes"] <= outside_bytes
-            ],
+            starts,
             lambda start, hints, most_seconds: self._plan(
                 start.policy, start.pin_early, give_up, most_seconds, hints
             ),
-            policy.search_effort,
+            self._settings.policy.search_effort,
             outside_bytes,
         )
 
@@ -182,8 +207,7 @@ class Candidates:
         self, forms: Sequence[tuple[_core.Policy, bool]], best: Start
     ) -> Start:
         """The best of a start and of plans that keep what is cheapest to keep."""
-        pool_bytes = self._capacity_bytes - self._reserve_bytes
-        pool_bytes -= sum(nbytes for _, nbytes in self._residency.others)
+        pool_bytes = self._pool_bytes()
         keepings = _core.cheapest_to_keep(
             self._engine_program,
             input_where=self._where,
@@ -195,7 +219,7 @@ class Candidates:
             found: Start | None = None  # of these, which are much alike, one is enough for a search
             for factor, (policy, pin_early) in itertools.product(_KEPT_WORTH, forms):
                 hints = self._hints.keeping(kept, held_for, factor)
-                pin = pin_early and self._may_pin
+                pin = pin_early and self._is_free
                 seconds = best.plan.stats["recompute_seconds"] if best.plan.feasible else 0.0
                 plan = self._plan(policy, pin, min(self._settings.give_up, 1.0), seconds, hints)
                 if found is None or _is_better(plan, found.plan):
@@ -205,6 +229,40 @@ class Candidates:
             if _is_better(found.plan, best.plan):
                 best = found
         return best
+
+    def _around_checkpoints(self, policy: _core.Policy, best: Start) -> Start:
+        """The best of a start and of plans that drop at once what they make again."""
+        pool_bytes = self._pool_bytes()
+        found: Start | None = None
+        for parts in _PARTS:
+            keepings = _core.cheapest_to_keep(
+                self._engine_program,
+                input_where=self._where,
+                pool_bytes=[int(pool_bytes * share) for share in _CHECKPOINT_SHARES],
+                parts=parts,
+            )
+            for kept, _, seconds in keepings:
+                feasible = best.plan.feasible
+                most = _CLOSE * best.plan.stats["recompute_seconds"] if feasible else 0.0  # any
+                if feasible and seconds >= most:
+                    continue
+                checkpoints = [False] * self._engine_program.storage_count
+                for storage in kept:
+                    checkpoints[storage] = True
+                hints = dataclasses.replace(self._hints, checkpoints=checkpoints)
+                plan = self._plan(policy, True, min(self._settings.give_up, 1.0), most, hints)
+                if found is None or _is_better(plan, found.plan):
+                    found = Start(policy, True, plan, hints)
+                if _is_better(found.plan, best.plan):
+                    best = found
+        if found is not None:
+            self._starts.append(found)
+        return best
+
+    def _pool_bytes(self) -> int:
+        """Of the budget, what the plan may use."""
+        others = sum(nbytes for _, nbytes in self._residency.others)
+        return self._capacity_bytes - self._reserve_bytes - others
 
     def _best_of(
         self,
@@ -216,7 +274,7 @@ class Candidates:
         best: Start | None = None
         seen = set[tuple[_core.Policy, bool]]()
         for policy, pin_early in candidates:
-            pin = pin_early and self._may_pin
+            pin = pin_early and self._is_free
             if (policy, pin) in seen:
                 continue
             seen.add((policy, pin))
@@ -244,6 +302,7 @@ class Candidates:
         sides = hints.sides if hints else ()
         places = hints.places if hints else ()
         held_for = hints.held_for if hints else ()
+        checkpoints = hints.checkpoints if hints else ()
         # Own blocks of workspace are storages, too (see `core_program`), of which no hint speaks.
         storages = self._engine_program.storage_count
         most = self._settings.allowance + int(give_up * self._engine_program.operation_count)
@@ -267,6 +326,7 @@ class Candidates:
             sides=[*sides, *[0] * (storages - len(sides))] if sides else (),
             places=[*places, *[-1] * (storages - len(places))] if places else (),
             held_for=[*held_for, *[-1] * (storages - len(held_for))] if held_for else (),
+            checkpoints=checkpoints,
         )
 
 
@@ -274,6 +334,13 @@ def _is_better(plan: _core.Plan, best: _core.Plan) -> bool:
     if plan.feasible != best.feasible:
         return plan.feasible
     return plan.feasible and _recompute_share(plan) < _recompute_share(best)
+
+
+def _is_close(plan: _core.Plan, best: _core.Plan) -> bool:
+    """Whether a plan fits and may become the better one."""
+    if not plan.feasible or not best.feasible:
+        return plan.feasible
+    return _recompute_share(plan) <= _CLOSE * _recompute_share(best)
 
 
 def _recompute_share(plan: _core.Plan) -> float:

@@ -50,6 +50,7 @@ _ROUND = 8
 _OF_A_KIND = 0.5
 _OF_A_STRETCH = 0.3
 _OF_THE_SIDE = 0.2
+_OF_CHECKPOINTS = 0.5  # where there are any: of what is kept
 _MORE_THAN_ONE = 0.4
 _LEAST_FACTOR, _MOST_FACTOR = math.exp(0.3), math.exp(5)
 _LEAST_WORTH, _MOST_WORTH = 1e-6, 1e6
@@ -64,12 +65,15 @@ class Hints:
       sides: -1 for the left end of the pool, 1 for the right, 0 as the policy has it.
       places: offsets to take where they are free; -1 for none.
       held_for: operations that count as reading them, too; -1 for none.
+      checkpoints: what is kept over the fullest moment, the rest being made again; empty: the
+        engine decides as it goes.
     """
 
     worth: Sequence[float] = ()
     sides: Sequence[int] = ()
     places: Sequence[int] = ()
     held_for: Sequence[int] = ()
+    checkpoints: Sequence[bool] = ()
 
     def keeping(self, kept: Sequence[int], held_for: Sequence[int], factor: float) -> Hints:
         """The same, but some storages are worth so many times as much, and held.
@@ -217,9 +221,14 @@ class Kinds:
         """Others for some storages."""
         worth = list(hints.worth) or [1.0] * self._count
         sides = list(hints.sides) or [0] * self._count
+        checkpoints = list(hints.checkpoints)
         while True:
             chosen = self._choose(generator)
-            if generator.random() < _OF_THE_SIDE:
+            if checkpoints and generator.random() < _OF_CHECKPOINTS:
+                kept = generator.random() < 0.5
+                for storage in chosen:
+                    checkpoints[storage] = kept
+            elif generator.random() < _OF_THE_SIDE:
                 side = generator.choice((-1, 1))
                 for storage in chosen:
                     sides[storage] = side
@@ -229,7 +238,7 @@ class Kinds:
                 for storage in chosen:
                     worth[storage] = min(_MOST_WORTH, max(_LEAST_WORTH, worth[storage] * factor))
             if generator.random() >= _MORE_THAN_ONE:
-                return Hints(worth, sides, hints.places, hints.held_for)
+                return dataclasses.replace(hints, worth=worth, sides=sides, checkpoints=checkpoints)
 
     def _choose(self, generator: random.Random) -> Sequence[int]:
         if generator.random() >= _OF_A_KIND:

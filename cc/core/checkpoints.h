@@ -1,0 +1,41 @@
+// Plans around checkpoints: all that a program has made up to its fullest moment and reads later is
+// kept over it or made again, by operations that become part of the program.
+//
+// Model. Left to itself the engine evicts what is in the way, when it is in the way. Where memory
+// is very short what it needs lies scattered by then, and what is made again takes along what is
+// worth keeping. So the program is written differently: up to the moment what is not kept goes with
+// its last use, which leaves the pool in one piece; after it the operations that make it run once
+// more, just before the first operation that reads what they make, and in their order, so that all
+// that reads it shares it. That is what a program with `jax.checkpoint` does. It is planned like
+// any other (values may be evicted besides), and the plan is told in terms of the program itself:
+// what ran once more is a recomputation.
+//
+// Narrow cuts are moments before the fullest one that few bytes are alive over: with those kept,
+// nothing is made again from further back than from the cut before.
+//
+// Thread rule: functions of their arguments. Complexity: linear in the program, but for the plan.
+// Source: ours; checkpoints as in Chen et al., "Training Deep Nets with Sublinear Memory Cost"
+// (2016).
+#ifndef COOP_CORE_CHECKPOINTS_H_
+#define COOP_CORE_CHECKPOINTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/program.h"
+
+namespace coop {
+
+// By storage: whether it is alive over one of the narrow cuts that divide what operations up to
+// `moment` make for later ones into about so many parts of equal bytes, or is made after the last
+// of them. The program must be well formed, parts at least 1.
+[[nodiscard]] std::vector<uint8_t> AliveOverNarrowCuts(const Program& program, int32_t moment,
+                                                       int32_t parts);
+
+// MakePlan where options.checkpoints is not empty. Not feasible (kThrashing) also where the plan
+// would have a storage in memory twice, or write over an input that is read once more.
+[[nodiscard]] Plan PlanAroundCheckpoints(const Program& program, const PlanOptions& options);
+
+}  // namespace coop
+
+#endif  // COOP_CORE_CHECKPOINTS_H_

@@ -1,0 +1,224 @@
+// Plans around checkpoints: that they compute what the program does, whatever is kept, and that
+// narrow cuts are found.
+
+#include "cc/core/checkpoints.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "cc/core/keeping.h"
+#include "tests/core/named_policies.h"
+#include "tests/core/random_program.h"
+
+namespace coop::testing {
+namespace {
+
+constexpr int64_t kAlignmentBytes = 64;
+
+PlanOptions Options(const Policy& policy, int64_t capacity_bytes) {
+  PlanOptions options;
+  options.engine.capacity_bytes = capacity_bytes;
+  options.engine.alignment_bytes = kAlignmentBytes;
+  options.engine.policy = policy;
+  return options;
+}
+
+std::vector<uint8_t> RandomCheckpoints(uint64_t seed, const Program& program) {
+  std::mt19937_64 generator(seed);
+  const uint64_t of_ten = seed % 10;
+  std::vector<uint8_t> checkpoints(program.storage_bytes.size());
+  for (uint8_t& kept : checkpoints) kept = generator() % 10 < of_ten ? 1 : 0;
+  return checkpoints;
+}
+
+TEST(CheckpointsTest, WhateverIsKeptPlansComputeWhatTheProgramDoes) {
+  int feasible = 0;
+  int planned = 0;
+  int64_t recomputations = 0;
+  for (uint64_t seed = 0; seed < 400 && !HasFailure(); ++seed) {
+    ProgramShape shape;
+    shape.operations = 10 + static_cast<int>(seed % 60);
+    shape.in_place = seed % 2 == 0 ? 0.35 : 0.9;
+    shape.same_bytes = seed % 2 == 0 ? 0.6 : 0.95;
+    shape.unused_later = seed % 3 == 0 ? 0.9 : 0.4;
+    const Program program = RandomProgram(seed, shape);
+    const int64_t total_bytes = TotalRoundedBytes(program, kAlignmentBytes);
+    for (const NamedPolicy& named : AllPolicies()) {
+      for (const int percent : {30, 60, 100, 250}) {
+        SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << percent << "%");
+        PlanOptions options =
+            Options(named.policy, total_bytes * percent / 100 / kAlignmentBytes * kAlignmentBytes);
+        options.pin_outputs_early = seed % 2 == 0;
+        options.checkpoints = RandomCheckpoints(seed, program);
+        if (seed % 3 == 1) options.worth.assign(program.storage_bytes.size(), 2.0);
+        ++planned;
+        try {
+          const Plan plan = MakePlan(program, options);
+          if (!plan.feasible) continue;
+          ++feasible;
+          recomputations += plan.stats.recomputations;
+          CheckPlan(program, options, plan);
+        } catch (const std::invalid_argument&) {  // foreign inputs that lie outside the pool
+          --planned;
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << error.what();
+        }
+      }
+    }
+  }
+  EXPECT_GT(feasible * 100, planned * 20);
+  EXPECT_LT(feasible, planned);
+  EXPECT_GT(recomputations, feasible);
+}
+
+// Layers of three operations: the first makes much from what the layer before has made, the second
+// much from that, the third little. Backwards, an operation for each layer reads all that its layer
+// made and what came before. The last result is the program's.
+Program Layers(int32_t layers, int64_t little, int64_t much) {
+  Program program;
+  program.op_input_begin = program.op_output_begin = program.release_begin = {0};
+  const auto add = [&](const std::vector<int32_t>& inputs, int64_t bytes,
+                       const std::vector<int32_t>& released) {
+    const int32_t made = program.storage_count();
+    program.storage_bytes.push_back(bytes);
+    program.storage_outside.push_back(0);
+    program.op_inputs.insert(program.op_inputs.end(), inputs.begin(), inputs.end());
+    program.op_input_begin.push_back(static_cast<int32_t>(program.op_inputs.size()));
+    program.op_outputs.push_back(made);
+    program.op_output_begin.push_back(static_cast<int32_t>(program.op_outputs.size()));
+    program.op_in_place.push_back(kNone);
+    program.op_cost_seconds.push_back(1);
+    program.op_recomputable.push_back(1);
+    program.releases.insert(program.releases.end(), released.begin(), released.end());
+    program.release_begin.push_back(static_cast<int32_t>(program.releases.size()));
+    return made;
+  };
+  int32_t last = add({}, little, {});
+  for (int32_t i = 0; i < layers; ++i) {
+    const int32_t first = add({last}, much, {});
+    const int32_t second = add({first}, much, {});
+    last = add({second}, little, {});
+  }
+  int32_t back = add({last}, little, {last});
+  for (int32_t i = layers; i-- > 0;) {
+    const int32_t before = 3 * i;
+    back =
+        add({back, before, before + 1, before + 2}, little, {back, before, before + 1, before + 2});
+  }
+  program.outputs = {back};
+  return program;
+}
+
+TEST(CheckpointsTest, NarrowCutsAreBetweenLayers) {
+  const Program program = Layers(8, 64, 1024);
+  const int32_t moment = FullestMoment(program);
+  for (const int32_t parts : {2, 4, 8}) {
+    const std::vector<uint8_t> alive = AliveOverNarrowCuts(program, moment, parts);
+    int32_t cuts = 0;
+    for (int32_t s = 1; s < 3 * 8; ++s) {
+      if (alive[static_cast<size_t>(s)] == 0) continue;
+      // After the last cut everything is kept; before it what lies between layers.
+      const bool after_the_last = std::all_of(alive.begin() + s, alive.begin() + 25,
+                                              [](uint8_t kept) { return kept != 0; });
+      if (after_the_last) break;
+      EXPECT_EQ(s % 3, 0) << "storage " << s << " of " << parts << " parts";
+      ++cuts;
+    }
+    ++cuts;  // the last one, which what follows is kept with
+    EXPECT_GE(cuts, parts / 2);
+    EXPECT_LE(cuts, parts);
+  }
+}
+
+TEST(CheckpointsTest, EachOperationRunsOnceMoreWhereItsLayerIsRead) {
+  const Program program = Layers(8, 64, 1024);
+  PlanOptions options = Options(Policy::Lookahead(), 1 << 20);  // nothing else is short of memory
+  const int32_t moment = FullestMoment(program);
+  options.checkpoints = AliveOverNarrowCuts(program, moment, 8);
+  const Plan plan = MakePlan(program, options);
+  ASSERT_TRUE(plan.feasible);
+  CheckPlan(program, options, plan);
+  std::vector<int32_t> again;
+  for (const Action& action : plan.actions) {
+    if (action.kind == ActionKind::kRun && action.recompute) again.push_back(action.id);
+  }
+  EXPECT_EQ(static_cast<int64_t>(again.size()), plan.stats.recomputations);
+  EXPECT_GE(again.size(), 10u);
+  std::vector<int32_t> once = again;
+  std::sort(once.begin(), once.end());
+  EXPECT_EQ(std::unique(once.begin(), once.end()), once.end()) << "ran again twice";
+  // Layers come back from the last to the first, operations within a layer in their order.
+  for (size_t k = 1; k < again.size(); ++k) {
+    const int32_t layer = (again[k] - 1) / 3;
+    const int32_t layer_before = (again[k - 1] - 1) / 3;
+    EXPECT_TRUE(layer < layer_before || (layer == layer_before && again[k] > again[k - 1]));
+  }
+  PlanOptions lazily = options;
+  lazily.checkpoints.clear();
+  EXPECT_LT(plan.peak_bytes, MakePlan(program, lazily).peak_bytes / 2);
+}
+
+TEST(CheckpointsTest, MoreThanMayBeRecomputedIsNoPlan) {
+  const Program program = Layers(8, 64, 1024);
+  PlanOptions options = Options(Policy::Lookahead(), 1 << 20);
+  options.checkpoints.assign(program.storage_bytes.size(), 0);
+  const Plan plan = MakePlan(program, options);
+  ASSERT_TRUE(plan.feasible);
+  ASSERT_GT(plan.stats.recomputations, 1);
+  options.max_recomputations = plan.stats.recomputations + 1;
+  EXPECT_TRUE(MakePlan(program, options).feasible);
+  options.max_recomputations = plan.stats.recomputations - 1;
+  EXPECT_EQ(MakePlan(program, options).failure.reason, FailureReason::kThrashing);
+  options.max_recomputations = 0;
+  options.max_recompute_seconds = plan.stats.recompute_seconds / 2;
+  EXPECT_FALSE(MakePlan(program, options).feasible);
+  options.checkpoints.pop_back();
+  EXPECT_THROW(static_cast<void>(MakePlan(program, options)), std::invalid_argument);
+}
+
+// An input that a first run may write over is not written over elsewhere: where it ends up would
+// change from step to step.
+TEST(CheckpointsTest, WhatOverwritesAnInputIsNotMadeAgain) {
+  Program program = Layers(2, 64, 1024);
+  program.storage_bytes.push_back(64);
+  program.storage_outside.push_back(0);
+  const int32_t input = program.storage_count() - 1;
+  program.inputs = {{.storage = input, .where = Program::Where::kAdopt, .donated = true}};
+  // The first operation takes it over, and is then to run again.
+  program.op_inputs.insert(program.op_inputs.begin(), input);
+  for (size_t i = 1; i < program.op_input_begin.size(); ++i) ++program.op_input_begin[i];
+  program.op_in_place[0] = 0;
+  program.releases.insert(program.releases.begin(), input);
+  for (size_t i = 1; i < program.release_begin.size(); ++i) ++program.release_begin[i];
+  PlanOptions options = Options(Policy::Lookahead(), 1 << 20);
+  ASSERT_TRUE(MakePlan(program, options).feasible);
+  options.checkpoints.assign(program.storage_bytes.size(), 0);
+  EXPECT_FALSE(MakePlan(program, options).feasible);
+  options.checkpoints[0] = 1;
+  const Plan plan = MakePlan(program, options);
+  ASSERT_TRUE(plan.feasible);
+  CheckPlan(program, options, plan);
+}
+
+TEST(CheckpointsTest, CheapestToKeepKeepsWhatItIsTold) {
+  const Program program = Layers(8, 64, 1024);
+  const int32_t moment = FullestMoment(program);
+  const std::vector<uint8_t> anyway = AliveOverNarrowCuts(program, moment, 8);
+  const Keeping least = CheapestToKeep(program, moment, {0}, anyway).front();
+  const Keeping most = CheapestToKeep(program, moment, {1 << 20}, anyway).front();
+  for (size_t s = 0; s < 20; ++s) {
+    EXPECT_GE(least.kept[s], anyway[s]);
+    EXPECT_GE(most.kept[s], least.kept[s]);
+  }
+  EXPECT_LT(least.kept_bytes, most.kept_bytes);
+  EXPECT_THROW(static_cast<void>(CheapestToKeep(program, moment, {0}, {1})), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace coop::testing
