@@ -615,6 +615,7 @@ def make_plan(
     places: Sequence[int] = ...,
     held_for: Sequence[int] = ...,
     checkpoints: Sequence[bool] = ...,
+    only_packed: bool = False,
 ) -> Plan:
     """Plan a program; ``input_where`` holds INPUT_* and ``input_offsets`` offsets of foreign ones.
 
@@ -625,23 +626,43 @@ def make_plan(
     pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it;
     ``places`` names offsets to take where they are free, -1 for none; ``held_for`` an operation
     that counts as reading a storage too, -1 for none. Where ``checkpoints`` says what is kept over
-    the fullest moment, the rest is made again (see cc/core/checkpoints.h); empty: the engine
-    decides.
+    the fullest moment, the rest is made again (see cc/core/checkpoints.h), if ``only_packed`` where
+    addresses for all of it are found ahead; empty: the engine decides.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.
     """
 
 def cheapest_to_keep(
-    program: Program, *, input_where: Sequence[int], pool_bytes: Sequence[int], parts: int = 0
+    program: Program, *, input_where: Sequence[int], pool_bytes: Sequence[int]
 ) -> list[tuple[list[int], list[int], float]]:
     """What is cheapest to keep where most is alive, for each size of the pool.
-
-    With ``parts``, what is alive over the narrow cuts between so many parts is kept in any case.
 
     Returns:
         For each: the storages to keep; by storage, the operation that a kept one is held for, as
         ``held_for`` of ``make_plan``; seconds of what runs again.
+
+    Raises:
+        ValueError: there is not one ``input_where`` an input.
+    """
+
+def checkpoints_within(
+    program: Program,
+    *,
+    input_where: Sequence[int],
+    pool_bytes: int,
+    shares: Sequence[float],
+    parts: int,
+    first: bool = False,
+) -> list[tuple[list[int], int, float]]:
+    """What is cheapest to keep if the rest is made again; then ``shares`` of its bytes.
+
+    With ``parts``, what is alive over the narrow cuts between so many parts is kept in any case;
+    of equally narrow ones the last or the first. See cc/core/checkpoints.h.
+
+    Returns:
+        For each: the storages to keep, ``checkpoints`` of ``make_plan``; the most bytes alive in
+        the pool at once; seconds of what runs again.
 
     Raises:
         ValueError: there is not one ``input_where`` an input.

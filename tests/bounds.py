@@ -1,11 +1,12 @@
 """What no plan can do without: a lower bound for the recomputation of programs of any size.
 
 While an operation runs for the first time, what it reads and makes is in memory. Of the other
-values that are there or were, and are read later, each is either in memory as well, or what makes
-it runs again later; and what runs again finds what it reads in memory now, or that is made again,
-too. The cheapest way to keep the values of one moment within the budget under these conditions is
-a linear program (values may be kept, and operations repeated, in part). Its solution is a bound for
-every schedule that runs operations in the program's order at first, wherever values lie.
+values that are read later, each is either in memory as well, or what makes it runs later: again, or
+for the first time if nothing before has needed it. What runs later finds what it reads in memory
+now, or that is made later, too; what ran before found what it reads made before. The cheapest way
+to keep the values of one moment within the budget under these conditions is a linear program
+(values may be kept, and operations run, in part). Its solution is a bound for every schedule in
+which no operation runs earlier than in the program's order, wherever values lie.
 
 Nothing here shares code with the engine. Solved by SciPy (HiGHS).
 Source: one stage of the mixed-integer program of Jain et al., "Checkmate" (MLSys 2020), relaxed,
@@ -120,29 +121,41 @@ def _at(flow: _Flow, moment: int, budget_bytes: int) -> float:
     if room < 0:
         return math.inf
     made = [s for s in there if flow.made_at[s] >= 0]
-    # Variables: how far each value is kept, then how far each operation runs again.
+    # Variables: how far each value is kept, then how far each operation runs before and after.
     kept = {s: number for number, s in enumerate(made)}
-    again = range(len(kept), len(kept) + moment)
+    before = range(len(kept), len(kept) + moment)
+    after = range(before.stop, before.stop + moment)
     rows: list[list[tuple[int, float]]] = []
     most: list[float] = []
+
+    def at_least(terms: list[tuple[int, float]], least: float) -> None:
+        rows.append([(column, -factor) for column, factor in terms])
+        most.append(-least)
+
     for s in made:
+        maker = flow.made_at[s]
+        at_least([(before[maker], 1.0), (kept[s], -1.0)], 0.0)
         if flow.until[s] > moment:
-            rows.append([(kept[s], -1.0), (again[flow.made_at[s]], -1.0)])
-            most.append(-1.0)
+            at_least([(kept[s], 1.0), (after[maker], 1.0)], 1.0)
     for operation in range(moment):
+        at_least([(before[operation], 1.0), (after[operation], 1.0)], 1.0)
         for s in flow.reads[operation]:
+            maker = flow.made_at[s]
+            if maker >= 0:
+                at_least([(before[maker], 1.0), (before[operation], -1.0)], 0.0)
             if s in kept:
-                rows.append(
-                    [(again[operation], 1.0), (kept[s], -1.0), (again[flow.made_at[s]], -1.0)]
-                )
-                most.append(0.0)
+                at_least([(kept[s], 1.0), (after[maker], 1.0), (after[operation], -1.0)], 0.0)
+    for s in flow.reads[moment]:
+        if flow.made_at[s] >= 0:
+            at_least([(before[flow.made_at[s]], 1.0)], 1.0)
     rows.append([(kept[s], flow.sizes[s] / _MEGABYTE) for s in made])
     most.append(room / _MEGABYTE)
     entries = [(n, column, factor) for n, row in enumerate(rows) for column, factor in row]
     places, factors = [(n, column) for n, column, _ in entries], [f for _, _, f in entries]
-    columns = len(kept) + moment
+    columns = len(kept) + 2 * moment
+    costs = [s / _MICROSECOND for s in flow.seconds[:moment]]
     found = scipy.optimize.linprog(
-        [0.0] * len(kept) + [s / _MICROSECOND for s in flow.seconds[:moment]],
+        [0.0] * len(kept) + costs + costs,
         A_ub=scipy.sparse.csr_matrix(
             (factors, tuple(np.array(places).reshape(-1, 2).T)), shape=(len(rows), columns)
         ),
@@ -151,4 +164,4 @@ def _at(flow: _Flow, moment: int, budget_bytes: int) -> float:
         method="highs-ipm",
     )
     assert found.success, found.message
-    return float(found.fun) * _MICROSECOND
+    return max(0.0, float(found.fun) - math.fsum(costs)) * _MICROSECOND

@@ -149,7 +149,10 @@ def bound(graph: optima.Graph, capacity: int) -> float:
 
 
 def test_the_linear_bound_of_a_program_known_by_hand() -> None:
-    """Three values are read again behind a large one: the cheapest for their bytes have to go."""
+    """Three values are read again behind a large one: the cheapest for their bytes have to go.
+
+    Unless nothing has read them before: then what makes them can wait.
+    """
     costs, sizes = (4.0, 1.0, 2.0), (2, 1, 2)
     makes = [optima.Job((0,), (n + 1,), cost) for n, cost in enumerate(costs)]
     large = optima.Job((0,), (4,), 1.0)
@@ -168,6 +171,12 @@ def test_the_linear_bound_of_a_program_known_by_hand() -> None:
     )
     graph = optima.Graph((1, *sizes, 9, 1, 1, 1, 1), 1, (*makes, large, *split), (5, 6, 7, 8))
     assert graph.peak() == 16  # the large one, what is made of it, the three, the input
+    assert bound(graph, 12) == pytest.approx(0.0)
+    used = optima.Job((1, 2, 3), (9,), 1.0)
+    large = optima.Job((9,), (4,), 1.0)
+    jobs = (*makes, used, large, *split)
+    graph = optima.Graph((1, *sizes, 9, 1, 1, 1, 1, 1), 1, jobs, (5, 6, 7, 8))
+    assert graph.peak() == 16
     assert bound(graph, 16) == pytest.approx(0.0)
     assert bound(graph, 15) == pytest.approx(1.0)  # the second, at 1 for a byte; or half the third
     assert bound(graph, 13) == pytest.approx(3.0)  # both
@@ -179,11 +188,12 @@ def test_the_linear_bound_counts_what_a_repeated_operation_reads() -> None:
     jobs = (
         optima.Job((0,), (1,), 5.0),
         optima.Job((1,), (2,), 1.0),
-        optima.Job((0,), (3,), 1.0),
+        optima.Job((2,), (6,), 1.0),
+        optima.Job((6,), (3,), 1.0),
         optima.Job((3,), (4,), 1.0),
         optima.Job((2,), (5,), 1.0),
     )
-    graph = optima.Graph((1, 4, 2, 9, 1, 1), 1, jobs, (4, 5))
+    graph = optima.Graph((1, 4, 2, 9, 1, 1, 1), 1, jobs, (4, 5))
     assert graph.peak() == 13
     assert bound(graph, 11) == pytest.approx(6.0)
 

@@ -146,7 +146,7 @@ def test_the_executor_is_not_imported() -> None:
 
 def test_more_memory_costs_less() -> None:
     overheads = [
-        coop_jax.simulate(deep, W, X, budget=b, donate_argnums=0).overhead for b in (None, 0.8, 0.5)
+        coop_jax.simulate(deep, W, X, budget=b, donate_argnums=0).overhead for b in (None, 0.5, 0.3)
     ]
     assert overheads[0] == 0
     assert 0 < overheads[1] < overheads[2]
@@ -170,7 +170,7 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 
 def test_metrics_agree_with_each_other() -> None:
-    s = coop_jax.simulate(deep, W, X, budget=0.5)
+    s = coop_jax.simulate(deep, W, X, budget=0.5, policy="coop")
     assert s.overhead == s.recompute_seconds / s.compute_seconds
     assert s.searches == len(s.plan.search_seconds) > 0
     assert s.search_seconds == pytest.approx(sum(s.plan.search_seconds))

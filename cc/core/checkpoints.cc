@@ -8,178 +8,11 @@
 #include "cc/core/check.h"
 #include "cc/core/engine.h"
 #include "cc/core/keeping.h"
+#include "cc/core/packed_places.h"
+#include "cc/core/rewriting.h"
 
 namespace coop {
 namespace {
-
-// By storage the operation that makes it; kNone: an input.
-std::vector<int32_t> MakersOf(const Program& program) {
-  std::vector<int32_t> made_at(program.storage_bytes.size(), kNone);
-  for (int32_t i = 0; i < program.operation_count(); ++i) {
-    for (const int32_t s : Row(program.op_outputs, program.op_output_begin, i)) {
-      made_at[static_cast<size_t>(s)] = i;
-    }
-  }
-  return made_at;
-}
-
-// A program in which what is not kept over its fullest moment is made again by operations of its
-// own. Its first storages are those of the original.
-class Rewriting {
- public:
-  Rewriting(const Program& original, const std::vector<uint8_t>& kept)
-      : original_(original), made_at_(MakersOf(original)), moment_(FullestMoment(original)) {
-    program.storage_bytes = original.storage_bytes;
-    program.storage_outside = original.storage_outside;
-    program.inputs = original.inputs;
-    program.outputs = original.outputs;
-    program.op_input_begin = program.op_output_begin = program.release_begin = {0};
-    const size_t storages = original.storage_bytes.size();
-    for (size_t s = 0; s < storages; ++s) {
-      storage_of.push_back(static_cast<int32_t>(s));
-      is_gone_.push_back(made_at_[s] != kNone && made_at_[s] < moment_ && kept[s] == 0 &&
-                         original.storage_outside[s] == 0 &&
-                         original.op_recomputable[static_cast<size_t>(made_at_[s])] != 0);
-    }
-    for (const int32_t s : original.outputs) is_gone_[static_cast<size_t>(s)] = 0;
-    now_ = storage_of;
-    wanted_.assign(storages, 0);
-    to_run_.assign(static_cast<size_t>(original.operation_count()), 0);
-    for (int32_t i = 0; i < original.operation_count(); ++i) {
-      if (i > moment_) RunAgainFor(i);
-      Append(i);
-    }
-    Release();
-  }
-
-  [[nodiscard]] bool IsMadeAfterTheMoment(int32_t storage) const {
-    return made_at_[static_cast<size_t>(storage)] > moment_;
-  }
-
-  Program program;
-  std::vector<int32_t> storage_of;    // in the original; kNone: an output that nobody asked for
-  std::vector<int32_t> operation_of;  // in the original
-  std::vector<uint8_t> is_copy;       // by operation
-  int64_t copies = 0;
-  double copied_seconds = 0;
-  bool is_valid = true;  // whether no input is overwritten elsewhere than in the original
-
- private:
-  void RunAgainFor(int32_t reader) {
-    std::vector<int32_t> operations;
-    const auto want_inputs_of = [&](int32_t operation) {
-      for (const int32_t s : Row(original_.op_inputs, original_.op_input_begin, operation)) {
-        const auto storage = static_cast<size_t>(s);
-        if (is_gone_[storage] == 0) continue;
-        wanted_[storage] = 1;
-        const int32_t maker = made_at_[storage];
-        if (std::exchange(to_run_[static_cast<size_t>(maker)], 1) == 0) operations.push_back(maker);
-      }
-    };
-    want_inputs_of(reader);
-    for (size_t k = 0; k < operations.size(); ++k) want_inputs_of(operations[k]);
-    std::sort(operations.begin(), operations.end());
-    for (const int32_t operation : operations) {
-      to_run_[static_cast<size_t>(operation)] = 0;
-      const auto outputs = Row(original_.op_outputs, original_.op_output_begin, operation);
-      for (const int32_t s : outputs) {
-        const auto storage = static_cast<size_t>(s);
-        const bool asked_for = std::exchange(wanted_[storage], 0) != 0;
-        if (asked_for) is_gone_[storage] = 0;
-        made_again_.push_back(static_cast<int32_t>(program.storage_bytes.size()));
-        if (asked_for) now_[storage] = made_again_.back();
-        program.storage_bytes.push_back(original_.storage_bytes[storage]);
-        program.storage_outside.push_back(original_.storage_outside[storage]);
-        storage_of.push_back(asked_for ? s : kNone);
-      }
-      Append(operation);
-      ++copies;
-      copied_seconds += original_.op_cost_seconds[static_cast<size_t>(operation)];
-    }
-  }
-
-  // The operation as it is, or making `made_again_`.
-  void Append(int32_t operation) {
-    const auto row = static_cast<size_t>(operation);
-    for (const int32_t s : Row(original_.op_inputs, original_.op_input_begin, operation)) {
-      program.op_inputs.push_back(now_[static_cast<size_t>(s)]);
-    }
-    const auto in_place = Row(original_.op_in_place, original_.op_output_begin, operation);
-    const bool again = !made_again_.empty();
-    const std::span<const int32_t> outputs =
-        again ? std::span<const int32_t>(made_again_)
-              : Row(original_.op_outputs, original_.op_output_begin, operation);
-    program.op_outputs.insert(program.op_outputs.end(), outputs.begin(), outputs.end());
-    made_again_.clear();
-    program.op_in_place.insert(program.op_in_place.end(), in_place.begin(), in_place.end());
-    program.op_input_begin.push_back(static_cast<int32_t>(program.op_inputs.size()));
-    program.op_output_begin.push_back(static_cast<int32_t>(program.op_outputs.size()));
-    program.op_cost_seconds.push_back(original_.op_cost_seconds[row]);
-    program.op_recomputable.push_back(original_.op_recomputable[row]);
-    operation_of.push_back(operation);
-    is_copy.push_back(again ? 1 : 0);
-  }
-
-  // What the original releases, and what is made again, with the last operation that has it.
-  void Release() {
-    const size_t storages = program.storage_bytes.size();
-    const auto originals = original_.storage_bytes.size();
-    std::vector<int32_t> released_by(storages, kNone);  // in the original
-    std::vector<int32_t> last(storages, kNone);
-    for (int32_t i = 0; i < original_.operation_count(); ++i) {
-      for (const int32_t s : Row(original_.releases, original_.release_begin, i)) {
-        released_by[static_cast<size_t>(s)] = i;
-      }
-    }
-    for (int32_t i = 0; i < program.operation_count(); ++i) {
-      for (const auto list : {Row(program.op_inputs, program.op_input_begin, i),
-                              Row(program.op_outputs, program.op_output_begin, i)}) {
-        for (const int32_t s : list) last[static_cast<size_t>(s)] = i;
-      }
-    }
-    for (size_t s = 0; s < originals; ++s) {
-      // An input that nobody reads goes when it went.
-      if (released_by[s] != kNone && last[s] == kNone) last[s] = PositionOf(released_by[s]);
-    }
-    for (int32_t i = 0; i < original_.operation_count(); ++i) {
-      const auto inputs = Row(original_.op_inputs, original_.op_input_begin, i);
-      for (const int32_t position : Row(original_.op_in_place, original_.op_output_begin, i)) {
-        if (position == kNone) continue;
-        const auto s = static_cast<size_t>(inputs[static_cast<size_t>(position)]);
-        if (made_at_[s] != kNone || released_by[s] != i) continue;
-        const auto reader = static_cast<size_t>(last[s]);
-        is_valid &= operation_of[reader] == i && is_copy[reader] == 0;
-      }
-    }
-    std::vector<std::vector<int32_t>> rows(static_cast<size_t>(program.operation_count()));
-    for (size_t s = 0; s < storages; ++s) {
-      if (s < originals && released_by[s] == kNone) continue;
-      rows[static_cast<size_t>(last[s])].push_back(static_cast<int32_t>(s));
-    }
-    for (const std::vector<int32_t>& row : rows) {
-      program.releases.insert(program.releases.end(), row.begin(), row.end());
-      program.release_begin.push_back(static_cast<int32_t>(program.releases.size()));
-    }
-  }
-
-  // Where an operation of the original runs for the first time.
-  [[nodiscard]] int32_t PositionOf(int32_t operation) const {
-    if (operation <= moment_) return operation;
-    for (size_t i = operation_of.size(); i-- > 0;) {
-      if (operation_of[i] == operation && is_copy[i] == 0) return static_cast<int32_t>(i);
-    }
-    return kNone;
-  }
-
-  const Program& original_;
-  std::vector<int32_t> made_at_;
-  int32_t moment_;
-  std::vector<uint8_t> is_gone_;  // by storage of the original: not there unless made again
-  std::vector<int32_t> now_;      // by storage of the original: the one that holds its contents
-  std::vector<uint8_t> wanted_;   // by storage of the original, while something is made again
-  std::vector<uint8_t> to_run_;   // by operation of the original, likewise
-  std::vector<int32_t> made_again_;
-};
 
 // By storage of the rewritten program, of what is by storage of the original.
 template <typename T>
@@ -244,12 +77,13 @@ bool Translate(const Rewriting& rewriting, size_t storages, Plan* plan) {
     }
     actions.push_back(action);
   }
-  // What is dead in one form may come back in another.
+  // What is dead in one form may come back in another: that is an eviction, too.
   std::vector<uint8_t> comes_back(storages, 0);
+  int64_t evictions = 0;
   for (auto action = actions.rbegin(); action != actions.rend(); ++action) {
-    if (action->kind == ActionKind::kDrop && comes_back[static_cast<size_t>(action->id)] != 0) {
+    if (action->kind != ActionKind::kRun && comes_back[static_cast<size_t>(action->id)] != 0) {
       action->kind = ActionKind::kEvict;
-      ++plan->stats.evictions;
+      ++evictions;
     }
     if (action->kind != ActionKind::kRun) continue;
     const auto first = static_cast<size_t>(action->first_placement);
@@ -259,6 +93,7 @@ bool Translate(const Rewriting& rewriting, size_t storages, Plan* plan) {
     }
   }
   plan->actions = std::move(actions);
+  plan->stats.evictions = std::max(plan->stats.evictions, evictions);
   return true;
 }
 
@@ -272,7 +107,8 @@ Plan Refused(const PlanOptions& options) {
 
 }  // namespace
 
-std::vector<uint8_t> AliveOverNarrowCuts(const Program& program, int32_t moment, int32_t parts) {
+std::vector<uint8_t> AliveOverNarrowCuts(const Program& program, int32_t moment, int32_t parts,
+                                         Cut cut) {
   Require(moment >= 0 && moment < program.operation_count(), "a moment must be an operation");
   Require(parts >= 1, "a program has at least one part");
   const size_t storages = program.storage_bytes.size();
@@ -304,16 +140,18 @@ std::vector<uint8_t> AliveOverNarrowCuts(const Program& program, int32_t moment,
     all += program.storage_bytes[s];
   }
   for (size_t i = 1; i <= operations; ++i) over[i] += over[i - 1];
-  // Each part ends at the narrowest place of its second half, the last of several.
+  // Each part ends at the narrowest place of its second half.
+  const auto is_narrower = [&](int32_t place, int32_t than) {
+    const int64_t difference = over[static_cast<size_t>(place)] - over[static_cast<size_t>(than)];
+    return difference < 0 || (difference == 0 && cut == Cut::kLast);
+  };
   const int64_t part_bytes = std::max<int64_t>(1, all / parts);
   std::vector<int32_t> cuts;
   int64_t bytes = 0;
   int32_t narrowest = kNone;
   for (int32_t i = 0; i < moment; ++i) {
     bytes += made[static_cast<size_t>(i)];
-    if (2 * bytes >= part_bytes &&
-        (narrowest == kNone ||
-         over[static_cast<size_t>(i)] <= over[static_cast<size_t>(narrowest)])) {
+    if (2 * bytes >= part_bytes && (narrowest == kNone || is_narrower(i, narrowest))) {
       narrowest = i;
     }
     if (bytes < part_bytes) continue;
@@ -325,10 +163,29 @@ std::vector<uint8_t> AliveOverNarrowCuts(const Program& program, int32_t moment,
   std::vector<uint8_t> alive(storages, 0);
   for (size_t s = 0; s < storages; ++s) {
     if (!counts(s)) continue;
-    const auto cut = std::lower_bound(cuts.begin(), cuts.end(), made_at[s]);
-    alive[s] = cut == cuts.end() || *cut < read_until[s] ? 1 : 0;
+    const auto next = std::lower_bound(cuts.begin(), cuts.end(), made_at[s]);
+    alive[s] = next == cuts.end() || *next < read_until[s] ? 1 : 0;
   }
   return alive;
+}
+
+std::vector<Checkpoints> CheckpointsWithin(const Program& program, int64_t pool_bytes,
+                                           const std::vector<double>& shares, int32_t parts,
+                                           Cut cut) {
+  const int32_t moment = FullestMoment(program);
+  std::vector<uint8_t> anyway;
+  if (parts > 0) anyway = AliveOverNarrowCuts(program, moment, parts, cut);
+  std::vector<Checkpoints> all;
+  for (std::vector<uint8_t>& kept : CheapestWithin(
+           program, moment, pool_bytes, shares, anyway, [&](const std::vector<uint8_t>& now) {
+             return FullestBytes(Rewriting(program, now).program);
+           })) {
+    const Rewriting around(program, kept);
+    all.push_back({.kept = std::move(kept),
+                   .pool_bytes = FullestBytes(around.program),
+                   .recompute_seconds = around.copied_seconds});
+  }
+  return all;
 }
 
 Plan PlanAroundCheckpoints(const Program& program, const PlanOptions& options) {
@@ -358,6 +215,8 @@ Plan PlanAroundCheckpoints(const Program& program, const PlanOptions& options) {
   if (options.max_recomputations <= 0) rest.max_recomputations = 0;
   if (options.max_tried_recomputations <= 0) rest.max_tried_recomputations = 0;
   if (options.max_recompute_seconds <= 0) rest.max_recompute_seconds = 0;
+  if (rest.places.empty()) rest.places = PackedPlaces(rewriting.program, rest);
+  if (rest.places.empty() && options.only_packed) return Refused(options);
   Plan plan = MakePlan(rewriting.program, rest);
   if (!Translate(rewriting, program.storage_bytes.size(), &plan)) return Refused(options);
   const auto in_original = [&](int32_t operation) {

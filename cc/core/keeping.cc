@@ -19,6 +19,8 @@ constexpr double kUnits = static_cast<double>(int64_t{1} << 50);
 // The last operation is so much dearer than it is.
 constexpr double kTieBreak = 1e-3;
 constexpr int kBisections = 40;
+// Prices this close together are one: closer than those of the layers of a deep network.
+constexpr double kClosePrices = 1 + 1e-6;
 
 // A program by storages.
 struct Lives {
@@ -73,8 +75,10 @@ int64_t OverwrittenBytes(const Program& program, const Lives& lives, int32_t ope
 // The cheapest sets for one price of memory each.
 class Pricing {
  public:
+  // With `may_wait` operations that nothing needs before the moment run after it for the first
+  // time.
   Pricing(const Program& program, const Lives& lives, int32_t moment,
-          const std::vector<uint8_t>& anyway);
+          const std::vector<uint8_t>& anyway, bool may_wait);
 
   // Of the pool, when nothing that could be kept is.
   [[nodiscard]] int64_t needed_bytes() const { return needed_bytes_; }
@@ -84,6 +88,9 @@ class Pricing {
   [[nodiscard]] int64_t BytesOf(const std::vector<uint8_t>& kept) const;
   // From which price on nothing is kept that can be made again.
   [[nodiscard]] double HighestPrice() const { return kUnits * (1 + kTieBreak); }
+  // The lowest price at which it fits; the highest if it never does.
+  template <typename Fits>
+  [[nodiscard]] double LowestPrice(const Fits& fits) const;
   [[nodiscard]] Keeping Describe(const std::vector<uint8_t>& kept) const;
 
  private:
@@ -97,13 +104,15 @@ class Pricing {
   [[nodiscard]] bool IsKeptAnyway(int32_t storage) const {
     return !anyway_.empty() && anyway_[static_cast<size_t>(storage)] != 0;
   }
+  // By operation before the moment: whether something before it reads what the operation makes.
+  [[nodiscard]] std::vector<uint8_t> NeededBefore() const;
   [[nodiscard]] bool IsReadLater(int32_t storage) const {
     return lives_.until[static_cast<size_t>(storage)] > moment_;
   }
 
   const Program& program_;
   const Lives& lives_;
-  const std::vector<uint8_t>& anyway_;  // by storage, or empty
+  std::vector<uint8_t> anyway_;  // by storage, or empty
   int32_t moment_;
   int64_t needed_bytes_ = 0;
   std::vector<int32_t> choices_;  // storages that are kept or not
@@ -114,7 +123,7 @@ class Pricing {
 };
 
 Pricing::Pricing(const Program& program, const Lives& lives, int32_t moment,
-                 const std::vector<uint8_t>& anyway)
+                 const std::vector<uint8_t>& anyway, bool may_wait)
     : program_(program), lives_(lives), anyway_(anyway), moment_(moment), network_(0) {
   const size_t storages = program.storage_bytes.size();
   std::vector<uint8_t> here(storages, 0);
@@ -145,10 +154,12 @@ Pricing::Pricing(const Program& program, const Lives& lives, int32_t moment,
     edge_.push_back(network_.AddEdge(node, repeatable ? NodeOfOperation(maker) : kSink, 0));
     if (IsReadLater(storage)) network_.AddEdge(kSource, node, FlowNetwork::kUnbounded);
   }
+  const std::vector<uint8_t> needed = may_wait ? NeededBefore() : std::vector<uint8_t>();
   for (int32_t i = 0; i < moment; ++i) {
     const auto row = static_cast<size_t>(i);
     const double tie_break = 1 + kTieBreak * i / moment;
-    const double units = program.op_cost_seconds[row] / total * kUnits * tie_break;
+    double units = program.op_cost_seconds[row] / total * kUnits * tie_break;
+    if (may_wait && needed[row] == 0) units = 0;
     network_.AddEdge(
         NodeOfOperation(i), kSink,
         program.op_recomputable[row] != 0 ? static_cast<int64_t>(units) : FlowNetwork::kUnbounded);
@@ -158,6 +169,40 @@ Pricing::Pricing(const Program& program, const Lives& lives, int32_t moment,
                        FlowNetwork::kUnbounded);
     }
   }
+}
+
+std::vector<uint8_t> Pricing::NeededBefore() const {
+  std::vector<uint8_t> is_read(node_.size(), 0);
+  std::vector<uint8_t> needed(static_cast<size_t>(moment_) + 1, 0);
+  needed.back() = 1;
+  const int32_t end = program_.operation_count();
+  for (int32_t i = moment_; i >= 0; --i) {
+    const auto row = static_cast<size_t>(i);
+    if (program_.op_recomputable[row] == 0) needed[row] = 1;
+    for (const int32_t s : Row(program_.op_outputs, program_.op_output_begin, i)) {
+      const auto storage = static_cast<size_t>(s);
+      const bool stays = lives_.pool_bytes[storage] == 0 || lives_.until[storage] == end;
+      if (is_read[storage] != 0 || stays || IsKeptAnyway(s)) needed[row] = 1;
+    }
+    if (needed[row] == 0) continue;
+    for (const int32_t s : Row(program_.op_inputs, program_.op_input_begin, i)) {
+      is_read[static_cast<size_t>(s)] = 1;
+    }
+  }
+  return needed;
+}
+
+template <typename Fits>
+double Pricing::LowestPrice(const Fits& fits) const {
+  if (fits(0.0)) return 0;
+  // On a scale of ratios: what a byte is worth differs by orders of magnitude.
+  double low = 1;
+  double high = HighestPrice();
+  for (int k = 0; k < kBisections && low * kClosePrices < high; ++k) {
+    const double middle = std::sqrt(low * high);
+    (fits(middle) ? high : low) = middle;
+  }
+  return high;
 }
 
 const std::vector<uint8_t>& Pricing::KeptAt(double price) {
@@ -226,9 +271,8 @@ Keeping Pricing::Describe(const std::vector<uint8_t>& kept) const {
   return keeping;
 }
 
-}  // namespace
-
-int32_t FullestMoment(const Program& program) {
+// The operation while which most bytes are alive in the pool, and those bytes.
+std::pair<int32_t, int64_t> Fullest(const Program& program) {
   const Lives lives = LivesOf(program);
   const int32_t operations = program.operation_count();
   std::vector<int64_t> change(static_cast<size_t>(operations) + 2, 0);
@@ -237,43 +281,56 @@ int32_t FullestMoment(const Program& program) {
     change[static_cast<size_t>(std::max(lives.made_at[s], 0))] += lives.pool_bytes[s];
     change[static_cast<size_t>(lives.until[s]) + 1] -= lives.pool_bytes[s];
   }
-  int32_t fullest = 0;
+  std::pair<int32_t, int64_t> fullest{0, 0};
   int64_t bytes = 0;
-  int64_t most = -1;
   for (int32_t i = 0; i < operations; ++i) {
     bytes += change[static_cast<size_t>(i)];
     const int64_t now = bytes - OverwrittenBytes(program, lives, i);
-    if (now > most) fullest = i, most = now;
+    if (now > fullest.second) fullest = {i, now};
   }
   return fullest;
 }
 
+}  // namespace
+
+int32_t FullestMoment(const Program& program) { return Fullest(program).first; }
+
+int64_t FullestBytes(const Program& program) { return Fullest(program).second; }
+
 std::vector<Keeping> CheapestToKeep(const Program& program, int32_t moment,
-                                    const std::vector<int64_t>& pool_bytes,
-                                    const std::vector<uint8_t>& anyway) {
+                                    const std::vector<int64_t>& pool_bytes) {
   Require(moment >= 0 && moment < program.operation_count(), "a moment must be an operation");
   const Lives lives = LivesOf(program);
-  Require(anyway.empty() || anyway.size() == program.storage_bytes.size(),
-          "anyway must be empty or parallel to storage_bytes");
-  Pricing pricing(program, lives, moment, anyway);
+  Pricing pricing(program, lives, moment, {}, /*may_wait=*/false);
   std::vector<Keeping> keepings;
   for (const int64_t bytes : pool_bytes) {
     const int64_t room = bytes - pricing.needed_bytes();
-    double low = 0;
-    double high = pricing.HighestPrice();
-    if (pricing.BytesOf(pricing.KeptAt(low)) <= room) {
-      high = low;
-    } else {
-      // On a scale of ratios: what a byte is worth differs by orders of magnitude.
-      low = 1;
-      for (int k = 0; k < kBisections; ++k) {
-        const double middle = std::sqrt(low * high);
-        (pricing.BytesOf(pricing.KeptAt(middle)) <= room ? high : low) = middle;
-      }
-    }
-    keepings.push_back(pricing.Describe(pricing.KeptAt(high)));
+    keepings.push_back(pricing.Describe(pricing.KeptAt(pricing.LowestPrice(
+        [&](double price) { return pricing.BytesOf(pricing.KeptAt(price)) <= room; }))));
   }
   return keepings;
+}
+
+std::vector<std::vector<uint8_t>> CheapestWithin(
+    const Program& program, int32_t moment, int64_t pool_bytes, const std::vector<double>& shares,
+    const std::vector<uint8_t>& anyway,
+    const std::function<int64_t(const std::vector<uint8_t>&)>& bytes_with) {
+  Require(moment >= 0 && moment < program.operation_count(), "a moment must be an operation");
+  Require(anyway.empty() || anyway.size() == program.storage_bytes.size(),
+          "anyway must be empty or parallel to storage_bytes");
+  const Lives lives = LivesOf(program);
+  Pricing pricing(program, lives, moment, anyway, /*may_wait=*/true);
+  const double price = pricing.LowestPrice(
+      [&](double price) { return bytes_with(pricing.KeptAt(price)) <= pool_bytes; });
+  const int64_t most = pricing.BytesOf(pricing.KeptAt(price));
+  const int64_t least = pricing.BytesOf(pricing.KeptAt(pricing.HighestPrice()));
+  std::vector<std::vector<uint8_t>> all = {pricing.KeptAt(price)};
+  for (const double share : shares) {
+    const int64_t bytes = least + static_cast<int64_t>(share * static_cast<double>(most - least));
+    all.push_back(pricing.KeptAt(pricing.LowestPrice(
+        [&](double other) { return pricing.BytesOf(pricing.KeptAt(other)) <= bytes; })));
+  }
+  return all;
 }
 
 }  // namespace coop

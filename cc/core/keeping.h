@@ -12,7 +12,8 @@
 // price.
 //
 // Such a set is a guide for a plan, not a plan: where things lie, and what else has to be in memory
-// while something is made again, is left to the engine.
+// while something is made again, is left to the engine. Where the program is written around what is
+// kept (checkpoints.h), its bytes are known for every moment, so there the price is found by those.
 //
 // Thread rule: functions of their arguments. Complexity: some forty maximum flows (Dinic) in a
 // graph of the operations before the moment and their storages. Source: one stage of the
@@ -22,6 +23,7 @@
 #define COOP_CORE_KEEPING_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "cc/core/program.h"
@@ -41,13 +43,25 @@ struct Keeping {
 // The operation while which most bytes are alive in the pool if nothing is recomputed. The first of
 // several; 0 in a program without any.
 [[nodiscard]] int32_t FullestMoment(const Program& program);
+// Those bytes.
+[[nodiscard]] int64_t FullestBytes(const Program& program);
 
 // For each of `pool_bytes`, in any order: what to keep while operation `moment` runs. Everything if
 // it fits, as little as possible if not even that fits. What `anyway` names (by storage; empty:
 // none) is kept in any case where it is made before the moment. The program must be well formed.
 [[nodiscard]] std::vector<Keeping> CheapestToKeep(const Program& program, int32_t moment,
-                                                  const std::vector<int64_t>& pool_bytes,
-                                                  const std::vector<uint8_t>& anyway = {});
+                                                  const std::vector<int64_t>& pool_bytes);
+
+// The same where what is kept tells the bytes in the pool otherwise: what is kept (by storage) at
+// the lowest price of memory at which `bytes_with` it are at most `pool_bytes`, at the highest if
+// they never are; then, for each of `shares`, what is kept if so much of its bytes may be. What
+// `anyway` names (by storage; empty: none) is kept in any case where it is made before the moment.
+// An operation that nothing before the moment depends on costs nothing to run after it. The program
+// must be well formed.
+[[nodiscard]] std::vector<std::vector<uint8_t>> CheapestWithin(
+    const Program& program, int32_t moment, int64_t pool_bytes, const std::vector<double>& shares,
+    const std::vector<uint8_t>& anyway,
+    const std::function<int64_t(const std::vector<uint8_t>& kept)>& bytes_with);
 
 }  // namespace coop
 

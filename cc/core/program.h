@@ -101,6 +101,8 @@ struct PlanOptions {
   // before that and not kept goes with its last use before it and is made again (checkpoints.h).
   // Empty: the engine decides.
   std::vector<uint8_t> checkpoints;
+  // With checkpoints: no plan where addresses for all of it cannot be found ahead.
+  bool only_packed = false;
 };
 
 struct Plan {

@@ -76,7 +76,7 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
              const std::vector<int64_t>& input_offsets, bool timed, int64_t max_recomputations,
              int64_t max_tried_recomputations, double max_recompute_seconds,
              std::vector<double> worth, const Ints& sides, std::vector<int64_t> places,
-             Ints held_for, const std::vector<bool>& checkpoints) {
+             Ints held_for, const std::vector<bool>& checkpoints, bool only_packed) {
   const Program placed = Placed(program, input_where, input_offsets);
   PlanOptions options;
   options.engine =
@@ -93,28 +93,45 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
   options.places = std::move(places);
   options.held_for = std::move(held_for);
   options.checkpoints.assign(checkpoints.begin(), checkpoints.end());
+  options.only_packed = only_packed;
   const nb::gil_scoped_release unlocked;
   return MakePlan(placed, options);
 }
 
+std::vector<int32_t> Marked(const std::vector<uint8_t>& marks) {
+  std::vector<int32_t> marked;
+  for (size_t s = 0; s < marks.size(); ++s) {
+    if (marks[s] != 0) marked.push_back(static_cast<int32_t>(s));
+  }
+  return marked;
+}
+
 nb::list KeepCheapest(const Program& program, const Ints& input_where,
-                      const std::vector<int64_t>& pool_bytes, int32_t parts) {
+                      const std::vector<int64_t>& pool_bytes) {
   const Program placed = Placed(program, input_where, std::vector<int64_t>(input_where.size(), -1));
   std::vector<Keeping> keepings;
   if (placed.operation_count() > 0) {
     const nb::gil_scoped_release unlocked;
-    const int32_t moment = FullestMoment(placed);
-    std::vector<uint8_t> anyway;
-    if (parts > 0) anyway = AliveOverNarrowCuts(placed, moment, parts);
-    keepings = CheapestToKeep(placed, moment, pool_bytes, anyway);
+    keepings = CheapestToKeep(placed, FullestMoment(placed), pool_bytes);
   }
   nb::list list;
   for (const Keeping& keeping : keepings) {
-    std::vector<int32_t> kept;
-    for (size_t s = 0; s < keeping.kept.size(); ++s) {
-      if (keeping.kept[s] != 0) kept.push_back(static_cast<int32_t>(s));
-    }
-    list.append(nb::make_tuple(kept, keeping.held_for, keeping.recompute_seconds));
+    list.append(nb::make_tuple(Marked(keeping.kept), keeping.held_for, keeping.recompute_seconds));
+  }
+  return list;
+}
+
+nb::list FindCheckpoints(const Program& program, const Ints& input_where, int64_t pool_bytes,
+                         const std::vector<double>& shares, int32_t parts, bool first) {
+  const Program placed = Placed(program, input_where, std::vector<int64_t>(input_where.size(), -1));
+  std::vector<Checkpoints> all;
+  if (placed.operation_count() > 0) {
+    const nb::gil_scoped_release unlocked;
+    all = CheckpointsWithin(placed, pool_bytes, shares, parts, first ? Cut::kFirst : Cut::kLast);
+  }
+  nb::list list;
+  for (const Checkpoints& found : all) {
+    list.append(nb::make_tuple(Marked(found.kept), found.pool_bytes, found.recompute_seconds));
   }
   return list;
 }
@@ -219,10 +236,14 @@ void BindProgram(nb::module_& module) {
              nb::arg("max_tried_recomputations") = 0, nb::arg("max_recompute_seconds") = 0.0,
              nb::arg("worth") = nb::list(), nb::arg("sides") = nb::list(),
              nb::arg("places") = nb::list(), nb::arg("held_for") = nb::list(),
-             nb::arg("checkpoints") = nb::list());
+             nb::arg("checkpoints") = nb::list(), nb::arg("only_packed") = false);
 
   module.def("cheapest_to_keep", &KeepCheapest, nb::arg("program"), nb::kw_only(),
-             nb::arg("input_where"), nb::arg("pool_bytes"), nb::arg("parts") = 0);
+             nb::arg("input_where"), nb::arg("pool_bytes"));
+
+  module.def("checkpoints_within", &FindCheckpoints, nb::arg("program"), nb::kw_only(),
+             nb::arg("input_where"), nb::arg("pool_bytes"), nb::arg("shares"), nb::arg("parts"),
+             nb::arg("first") = false);
 
   module.def("search_window", &Search, nb::arg("bytes"), nb::arg("scores"), nb::arg("evictable"),
              nb::arg("request_bytes"), nb::arg("prefer_right"), nb::arg("free") = nb::list(),

@@ -4,7 +4,8 @@ A policy's own plan is not always its best: what may be evicted early, how proje
 counted, and where storages go decide, too, and which of it is best differs from program to program.
 Planning takes much less time than the steps that follow, so several are made. A policy that looks
 ahead decides value by value; what is cheapest to keep where most is alive is known for the program
-as a whole (`cc/core/keeping.h`), so plans are made around that, too.
+as a whole (`cc/core/keeping.h`), so plans are made around that, too: the engine evicts what else is
+in the way, or what is not kept is dropped at once and made again (`cc/core/checkpoints.h`).
 
 Thread rule: a `Candidates` belongs to one thread (the search makes plans on others).
 """
@@ -17,8 +18,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from coop_jax import _core
-from coop_jax._src import costs, policies
-from coop_jax._src.improving import Hints, Kinds, Start, improved
+from coop_jax._src import checkpoints, costs, policies
+from coop_jax._src.improving import (
+    Hints,
+    Kinds,
+    Start,
+    close_seconds,
+    improved,
+    is_better,
+    recompute_share,
+)
 
 OUTSIDE, FOREIGN, ADOPT = 0, 1, 2
 
@@ -33,13 +42,10 @@ _LARGE = 20_000
 _KEPT_SHARES = (1.0, 0.9, 0.8)
 _KEPT_WORTH = (10.0, 1e6)
 
-# Plans around checkpoints divide the program into so many parts, and have what is kept besides take
-# so much of the pool, what is always there counted; 0: nothing besides.
-_PARTS = (3, 8, 24)
-_CHECKPOINT_SHARES = (0.0, 0.75, 0.9, 1.0)
-
-# They are close to the best plan where they recompute no more than so many times as much.
-_CLOSE = 1.5
+# So many plans around checkpoints are tried with addresses found ahead, and so many without if none
+# of those fits.
+_MOST_PACKED = 16
+_MOST_UNPACKED = 4
 
 # So many recomputations may be tried and undone for each that a plan may have.
 _TRIES = 2
@@ -146,11 +152,11 @@ class Candidates:
                 if form.sliding_window or not large
             ]
             ahead = self._best_of(forms, 0.0, min(settings.give_up, 1.0))
-            if not large and not (ahead.plan.feasible and _recompute_share(ahead.plan) == 0):
-                ahead = self._around_what_is_kept(forms[:2], ahead)
+            if not large and not (ahead.plan.feasible and recompute_share(ahead.plan) == 0):
                 if self._is_free:
                     ahead = self._around_checkpoints(policy, ahead)
-            if ahead.plan.feasible and _recompute_share(ahead.plan) <= _COSTLY:
+                ahead = self._around_what_is_kept(forms[:2], ahead)
+            if ahead.plan.feasible and recompute_share(ahead.plan) <= _COSTLY:
                 return ahead
             policy = policies.where_nothing_is_known(policy)
             own = ((policy, True), (policy, False))
@@ -161,7 +167,7 @@ class Candidates:
         exact = policies.with_exact_neighborhood(policy)
         others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
         start = self._best_of((*own, *others), _COSTLY)
-        return start if ahead is None or _is_better(start.plan, ahead.plan) else ahead
+        return start if ahead is None or is_better(start.plan, ahead.plan) else ahead
 
     def improved(self, start: Start, outside_bytes: int) -> Start:
         """The best that a search finds, if the policy says to search; else the start.
@@ -185,9 +191,10 @@ class Candidates:
         if not any(x.plan.feasible for x in others) and any(x.plan.feasible for x in around):
             return self._searched(around, outside_bytes)
         best = self._searched(others, outside_bytes)
-        if any(_is_close(x.plan, best.plan) for x in around):
+        close = close_seconds(best.plan)
+        if any(x.plan.feasible and x.plan.stats["recompute_seconds"] <= close for x in around):
             found = self._searched(around, outside_bytes)
-            best = found if _is_better(found.plan, best.plan) else best
+            best = found if is_better(found.plan, best.plan) else best
         return best
 
     def _searched(self, starts: Sequence[Start], outside_bytes: int) -> Start:
@@ -222,42 +229,47 @@ class Candidates:
                 pin = pin_early and self._is_free
                 seconds = best.plan.stats["recompute_seconds"] if best.plan.feasible else 0.0
                 plan = self._plan(policy, pin, min(self._settings.give_up, 1.0), seconds, hints)
-                if found is None or _is_better(plan, found.plan):
+                if found is None or is_better(plan, found.plan):
                     found = Start(policy, pin, plan, hints)
             assert found is not None
             self._starts.append(found)
-            if _is_better(found.plan, best.plan):
+            if is_better(found.plan, best.plan):
                 best = found
         return best
 
     def _around_checkpoints(self, policy: _core.Policy, best: Start) -> Start:
         """The best of a start and of plans that drop at once what they make again."""
         pool_bytes = self._pool_bytes()
-        found: Start | None = None
-        for parts in _PARTS:
-            keepings = _core.cheapest_to_keep(
-                self._engine_program,
-                input_where=self._where,
-                pool_bytes=[int(pool_bytes * share) for share in _CHECKPOINT_SHARES],
-                parts=parts,
-            )
-            for kept, _, seconds in keepings:
-                feasible = best.plan.feasible
-                most = _CLOSE * best.plan.stats["recompute_seconds"] if feasible else 0.0  # any
-                if feasible and seconds >= most:
-                    continue
-                checkpoints = [False] * self._engine_program.storage_count
-                for storage in kept:
-                    checkpoints[storage] = True
-                hints = dataclasses.replace(self._hints, checkpoints=checkpoints)
-                plan = self._plan(policy, True, min(self._settings.give_up, 1.0), most, hints)
-                if found is None or _is_better(plan, found.plan):
-                    found = Start(policy, True, plan, hints)
-                if _is_better(found.plan, best.plan):
-                    best = found
-        if found is not None:
-            self._starts.append(found)
+        ways = checkpoints.ways(self._engine_program, self._where, pool_bytes)
+        fitting = [way for way in ways if way.pool_bytes <= pool_bytes]
+        for way in fitting[:_MOST_PACKED]:
+            if way.seconds >= close_seconds(best.plan):
+                break
+            found = self._with_checkpoints(policy, way, best, only_packed=True)
+            if found.plan.feasible:  # the others recompute more
+                self._starts.append(found)
+                return found if is_better(found.plan, best.plan) else best
+        # Perhaps what does not fit by itself does if more is evicted.
+        ways.sort(key=lambda way: max(way.pool_bytes, pool_bytes))
+        for way in ways[:_MOST_UNPACKED]:
+            if way.seconds >= close_seconds(best.plan):
+                continue
+            found = self._with_checkpoints(policy, way, best, only_packed=False)
+            if found.plan.feasible:
+                self._starts.append(found)
+            if is_better(found.plan, best.plan):
+                best = found
         return best
+
+    def _with_checkpoints(
+        self, policy: _core.Policy, way: checkpoints.Checkpoints, best: Start, *, only_packed: bool
+    ) -> Start:
+        kept = way.by_storage(self._engine_program.storage_count)
+        hints = dataclasses.replace(self._hints, checkpoints=kept, only_packed=only_packed)
+        close = close_seconds(best.plan)
+        most = 0.0 if math.isinf(close) else close  # 0: any
+        plan = self._plan(policy, True, min(self._settings.give_up, 1.0), most, hints)
+        return Start(policy, True, plan, hints)
 
     def _pool_bytes(self) -> int:
         """Of the budget, what the plan may use."""
@@ -281,10 +293,10 @@ class Candidates:
             plan = self._plan(policy, pin, give_up, hints=self._hints)
             start = Start(policy, pin, plan, self._hints)
             self._starts.append(start)
-            if best is None or _is_better(plan, best.plan):
+            if best is None or is_better(plan, best.plan):
                 best = start
             if best.plan.feasible and (
-                policy.evict_always or _recompute_share(best.plan) <= good_enough
+                policy.evict_always or recompute_share(best.plan) <= good_enough
             ):
                 break
         assert best is not None
@@ -302,7 +314,6 @@ class Candidates:
         sides = hints.sides if hints else ()
         places = hints.places if hints else ()
         held_for = hints.held_for if hints else ()
-        checkpoints = hints.checkpoints if hints else ()
         # Own blocks of workspace are storages, too (see `core_program`), of which no hint speaks.
         storages = self._engine_program.storage_count
         most = self._settings.allowance + int(give_up * self._engine_program.operation_count)
@@ -326,24 +337,6 @@ class Candidates:
             sides=[*sides, *[0] * (storages - len(sides))] if sides else (),
             places=[*places, *[-1] * (storages - len(places))] if places else (),
             held_for=[*held_for, *[-1] * (storages - len(held_for))] if held_for else (),
-            checkpoints=checkpoints,
+            checkpoints=hints.checkpoints if hints else (),
+            only_packed=hints.only_packed if hints else False,
         )
-
-
-def _is_better(plan: _core.Plan, best: _core.Plan) -> bool:
-    if plan.feasible != best.feasible:
-        return plan.feasible
-    return plan.feasible and _recompute_share(plan) < _recompute_share(best)
-
-
-def _is_close(plan: _core.Plan, best: _core.Plan) -> bool:
-    """Whether a plan fits and may become the better one."""
-    if not plan.feasible or not best.feasible:
-        return plan.feasible
-    return _recompute_share(plan) <= _CLOSE * _recompute_share(best)
-
-
-def _recompute_share(plan: _core.Plan) -> float:
-    stats = plan.stats
-    share: float = stats["recompute_seconds"] / max(stats["compute_seconds"], 1e-30)
-    return share

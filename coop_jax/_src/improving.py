@@ -31,6 +31,9 @@ from coop_jax._src.progress import progress_bar
 # Plans that recompute less than this share of the step are good enough.
 _GOOD_ENOUGH = 1e-3
 
+# Plans are close to the best one where they recompute no more than so many times as much.
+_CLOSE = 1.5
+
 # So many starts are kept, and the best of them gets this share of the attempts.
 _STARTS = 4
 _ON_THE_BEST = 0.7
@@ -67,6 +70,8 @@ class Hints:
       held_for: operations that count as reading them, too; -1 for none.
       checkpoints: what is kept over the fullest moment, the rest being made again; empty: the
         engine decides as it goes.
+      only_packed: with checkpoints, whether addresses for all of it are found ahead, or no plan is
+        made; the engine has nothing to decide then.
     """
 
     worth: Sequence[float] = ()
@@ -74,6 +79,7 @@ class Hints:
     places: Sequence[int] = ()
     held_for: Sequence[int] = ()
     checkpoints: Sequence[bool] = ()
+    only_packed: bool = False
 
     def keeping(self, kept: Sequence[int], held_for: Sequence[int], factor: float) -> Hints:
         """The same, but some storages are worth so many times as much, and held.
@@ -116,6 +122,25 @@ def badness(plan: _core.Plan) -> tuple[bool, float]:
     if plan.feasible:
         return False, plan.stats["recompute_seconds"]
     return True, -plan.failed_operation
+
+
+def is_better(plan: _core.Plan, best: _core.Plan) -> bool:
+    """Whether a plan fits and recomputes less, or the other one does not fit."""
+    if plan.feasible != best.feasible:
+        return plan.feasible
+    return plan.feasible and recompute_share(plan) < recompute_share(best)
+
+
+def recompute_share(plan: _core.Plan) -> float:
+    """Seconds of recomputation for each of computation."""
+    stats = plan.stats
+    share: float = stats["recompute_seconds"] / max(stats["compute_seconds"], 1e-30)
+    return share
+
+
+def close_seconds(best: _core.Plan) -> float:
+    """So long may a plan recompute to become better than this one in a search; perhaps forever."""
+    return _CLOSE * best.stats["recompute_seconds"] if best.feasible else math.inf
 
 
 def _is_good_enough(plan: _core.Plan) -> bool:
@@ -224,7 +249,8 @@ class Kinds:
         checkpoints = list(hints.checkpoints)
         while True:
             chosen = self._choose(generator)
-            if checkpoints and generator.random() < _OF_CHECKPOINTS:
+            share = 1.0 if hints.only_packed else _OF_CHECKPOINTS
+            if checkpoints and generator.random() < share:
                 kept = generator.random() < 0.5
                 for storage in chosen:
                     checkpoints[storage] = kept

@@ -41,7 +41,7 @@ TEST(CheckpointsTest, WhateverIsKeptPlansComputeWhatTheProgramDoes) {
   int feasible = 0;
   int planned = 0;
   int64_t recomputations = 0;
-  for (uint64_t seed = 0; seed < 400 && !HasFailure(); ++seed) {
+  for (uint64_t seed = 0; seed < 160 && !HasFailure(); ++seed) {
     ProgramShape shape;
     shape.operations = 10 + static_cast<int>(seed % 60);
     shape.in_place = seed % 2 == 0 ? 0.35 : 0.9;
@@ -56,6 +56,7 @@ TEST(CheckpointsTest, WhateverIsKeptPlansComputeWhatTheProgramDoes) {
             Options(named.policy, total_bytes * percent / 100 / kAlignmentBytes * kAlignmentBytes);
         options.pin_outputs_early = seed % 2 == 0;
         options.checkpoints = RandomCheckpoints(seed, program);
+        options.only_packed = seed % 5 == 0;
         if (seed % 3 == 1) options.worth.assign(program.storage_bytes.size(), 2.0);
         ++planned;
         try {
@@ -206,18 +207,104 @@ TEST(CheckpointsTest, WhatOverwritesAnInputIsNotMadeAgain) {
   CheckPlan(program, options, plan);
 }
 
-TEST(CheckpointsTest, CheapestToKeepKeepsWhatItIsTold) {
+TEST(CheckpointsTest, OfEquallyNarrowCutsTheFirstOrTheLastIsTaken) {
+  const Program program = Layers(8, 64, 64);  // each place is as narrow as the next
+  const int32_t moment = FullestMoment(program);
+  const auto first = AliveOverNarrowCuts(program, moment, 4, Cut::kFirst);
+  const auto last = AliveOverNarrowCuts(program, moment, 4, Cut::kLast);
+  EXPECT_NE(first, last);
+  EXPECT_LT(std::find(first.begin(), first.end(), 1), first.end());
+  EXPECT_LT(std::find(last.begin(), last.end(), 1), last.end());
+}
+
+TEST(CheckpointsTest, WhatIsKeptAtLeastAndAtMost) {
   const Program program = Layers(8, 64, 1024);
   const int32_t moment = FullestMoment(program);
   const std::vector<uint8_t> anyway = AliveOverNarrowCuts(program, moment, 8);
-  const Keeping least = CheapestToKeep(program, moment, {0}, anyway).front();
-  const Keeping most = CheapestToKeep(program, moment, {1 << 20}, anyway).front();
+  const auto most = CheckpointsWithin(program, 1 << 20, {0.5, 0.0}, 8);
+  const auto least = CheckpointsWithin(program, 0, {0.5}, 8);
+  ASSERT_EQ(most.size(), 3u);
+  ASSERT_EQ(least.size(), 2u);
+  EXPECT_EQ(most[0].recompute_seconds, 0);
+  EXPECT_GT(most[1].recompute_seconds, 0);
+  EXPECT_EQ(most[2].kept, least[0].kept);
+  EXPECT_EQ(least[1].kept, least[0].kept);
+  EXPECT_GT(most[1].pool_bytes, least[0].pool_bytes);
+  EXPECT_LT(most[1].pool_bytes, most[0].pool_bytes);
   for (size_t s = 0; s < 20; ++s) {
-    EXPECT_GE(least.kept[s], anyway[s]);
-    EXPECT_GE(most.kept[s], least.kept[s]);
+    EXPECT_GE(least[0].kept[s], anyway[s]);
+    EXPECT_GE(most[1].kept[s], least[0].kept[s]);
+    EXPECT_GE(most[0].kept[s], most[1].kept[s]);
   }
-  EXPECT_LT(least.kept_bytes, most.kept_bytes);
-  EXPECT_THROW(static_cast<void>(CheapestToKeep(program, moment, {0}, {1})), std::invalid_argument);
+}
+
+TEST(CheckpointsTest, WhatFitsIsPlannedWithoutEvictingAnythingElse) {
+  const Program program = Layers(12, 64, 1024);
+  int recomputing = 0;
+  for (int64_t bytes = 4096; bytes <= 24 * 1024; bytes += 64) {
+    const Checkpoints found = CheckpointsWithin(program, bytes, {}, 12).front();
+    PlanOptions options = Options(Policy::Lookahead(), bytes);
+    options.checkpoints = found.kept;
+    options.only_packed = true;
+    const Plan plan = MakePlan(program, options);
+    EXPECT_FALSE(plan.feasible && found.pool_bytes > bytes) << bytes;
+    if (!plan.feasible) continue;
+    CheckPlan(program, options, plan);
+    EXPECT_EQ(plan.stats.searches, 0) << bytes;
+    EXPECT_DOUBLE_EQ(plan.stats.recompute_seconds, found.recompute_seconds) << bytes;
+    recomputing += plan.stats.recomputations > 0;
+  }
+  EXPECT_GT(recomputing, 100);
+}
+
+TEST(CheckpointsTest, WhatOnlyLaterOperationsReadIsMadeThen) {
+  // The second operation of each layer makes what only the way back reads.
+  Program program = Layers(6, 64, 1024);
+  for (int32_t layer = 0; layer < 6; ++layer) {
+    const int32_t third = 3 + 3 * layer;
+    program.op_inputs[static_cast<size_t>(program.op_input_begin[static_cast<size_t>(third)])] =
+        third - 2;
+  }
+  PlanOptions options = Options(Policy::Lookahead(), 1 << 20);
+  options.checkpoints.assign(program.storage_bytes.size(), 1);
+  for (size_t layer = 0; layer < 6; ++layer) options.checkpoints[2 + 3 * layer] = 0;
+  const Plan plan = MakePlan(program, options);
+  ASSERT_TRUE(plan.feasible);
+  CheckPlan(program, options, plan);
+  EXPECT_EQ(plan.stats.recomputations, 0);
+  const Plan all_at_once = MakePlan(program, Options(Policy::Lookahead(), 1 << 20));
+  EXPECT_LT(plan.peak_bytes, all_at_once.peak_bytes - 4 * 1024);
+  // What has run early because somebody wants it there is made again.
+  options.checkpoints[1] = 0;
+  options.checkpoints[2] = 1;
+  const Plan early = MakePlan(program, options);
+  ASSERT_TRUE(early.feasible);
+  CheckPlan(program, options, early);
+  EXPECT_EQ(early.stats.recomputations, 1);
+}
+
+TEST(CheckpointsTest, AnOperationThatRunsOnceMoreMakesAllThatIsReadLater) {
+  // Operation 0 makes two values: 1 and 2 read the first, 3 the second.
+  Program program;
+  program.storage_bytes = {64, 64, 1024, 64, 64};
+  program.storage_outside.assign(5, 0);
+  program.op_input_begin = {0, 0, 1, 2, 4};
+  program.op_inputs = {0, 0, 3, 1};
+  program.op_output_begin = {0, 2, 3, 4, 5};
+  program.op_outputs = {0, 1, 2, 3, 4};
+  program.op_in_place.assign(5, kNone);
+  program.op_cost_seconds.assign(4, 1.0);
+  program.op_recomputable.assign(4, 1);
+  program.release_begin = {0, 0, 1, 2, 4};
+  program.releases = {2, 0, 3, 1};
+  program.outputs = {4};
+  PlanOptions options = Options(Policy::Lookahead(), 1 << 20);
+  options.checkpoints.assign(5, 0);
+  ASSERT_EQ(FullestMoment(program), 1);
+  const Plan plan = MakePlan(program, options);
+  ASSERT_TRUE(plan.feasible);
+  CheckPlan(program, options, plan);
+  EXPECT_EQ(plan.stats.recomputations, 1);
 }
 
 }  // namespace

@@ -1,0 +1,70 @@
+"""What plans around checkpoints keep: the ways to choose it that are tried.
+
+A program can be planned as one with checkpoints (see `cc/core/checkpoints.h`): some values are kept
+over its fullest moment, the rest is made again. Which are cheapest to keep is a minimum cut; around
+which narrow places the program is divided, and how much of the pool is left free so that addresses
+are found for everything, is tried.
+
+Thread rule: a function of its arguments. Cost: a minimum cut for each price of memory that is
+tried, some hundred in all; less than a second for some thousand operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from coop_jax import _core
+
+# Into how many parts the program is divided (0: not at all), and whether at the first of equally
+# narrow places, else at the last.
+_CUTS = ((0, False), *itertools.product((6, 12, 24, 48), (False, True)))
+
+# How much is kept of what would fit.
+_SHARES = (0.98, 0.95, 0.9, 0.8, 0.6)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Checkpoints:
+    """One way.
+
+    Attributes:
+      seconds: of what is made again.
+      pool_bytes: the most that are alive in the pool at once.
+      kept: storages.
+    """
+
+    seconds: float
+    pool_bytes: int
+    kept: tuple[int, ...]
+
+    def by_storage(self, storages: int) -> list[bool]:
+        """Whether each of so many storages is kept."""
+        marks = [False] * storages
+        for storage in self.kept:
+            marks[storage] = True
+        return marks
+
+
+def ways(program: _core.Program, input_where: Sequence[int], pool_bytes: int) -> list[Checkpoints]:
+    """What may be kept, with what is made again in least time first.
+
+    Args:
+      program: the program.
+      input_where: where its inputs are, as for `_core.make_plan`.
+      pool_bytes: what the plan may use.
+    """
+    found = {
+        tuple(kept): Checkpoints(seconds, nbytes, tuple(kept))
+        for parts, first in _CUTS
+        for kept, nbytes, seconds in _core.checkpoints_within(
+            program,
+            input_where=input_where,
+            pool_bytes=pool_bytes,
+            shares=_SHARES,
+            parts=parts,
+            first=first,
+        )
+    }
+    return sorted(found.values())
