@@ -170,7 +170,7 @@ def test_other_budgets_of_a_known_program_compile_little(
 ) -> None:
     coop_jax.run(sgd_step, budget=0.9, donate_argnums=0)(first_params(), data(0))
     before = backend_compilations()
-    step = coop_jax.run(sgd_step, budget=0.75, donate_argnums=0)
+    step = coop_jax.run(sgd_step, budget=0.75, policy="coop", donate_argnums=0)
     step(first_params(), data(0))
     assert step.runtime.stats().evictions > 0
     assert backend_compilations() - before <= 8
@@ -221,7 +221,7 @@ def step_fn(params, x):
 front_end, steps = sys.argv[1], int(sys.argv[2])
 budget = 45_000 if front_end == "run" else 58_000
 if front_end == "run":
-    step = coop_jax.run(step_fn, budget=budget, donate_argnums=0)
+    step = coop_jax.run(step_fn, budget=budget, policy="coop", donate_argnums=0)
 else:
     step = coop_jax.remat_eager(step_fn, budget=budget)
 params = [np.full((16, 16), 0.1, np.float32) + np.eye(16, dtype=np.float32) for _ in range(2)]
@@ -272,7 +272,7 @@ def test_a_long_loop_inside_one_eager_call_keeps_no_dead_recipes() -> None:
 
 
 def test_statistics_describe_the_last_calls() -> None:
-    step = coop_jax.run(sgd_step, budget=BUDGET_BYTES, donate_argnums=0)
+    step = coop_jax.run(sgd_step, budget=BUDGET_BYTES, policy="coop", donate_argnums=0)
     params, _ = step(first_params(), data(0))
     one = step.runtime.stats()
     step(params, data(1))

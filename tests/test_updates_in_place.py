@@ -73,7 +73,7 @@ def test_parameters_and_optimizer_state_stay_where_they_are() -> None:
 
 
 def test_later_steps_do_what_the_first_does() -> None:
-    budgeted = coop_jax.run(step, budget=0.85, donate_argnums=(0, 1))
+    budgeted = coop_jax.run(step, budget=0.85, policy="coop", donate_argnums=(0, 1))
     state, done = first(), []
     for _ in range(3):
         before = budgeted.runtime.stats().rematerialisations if done else 0
