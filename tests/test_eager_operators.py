@@ -133,6 +133,13 @@ def test_configurations_are_remembered_apart() -> None:
         both(x, y)
     assert both(x, y).dtype == jnp.float32
 
+    def inside(x: jax.Array, y: jax.Array) -> jax.Array:
+        with jax.numpy_dtype_promotion("strict"):
+            return x + y
+
+    with pytest.raises(Exception, match="promotion"):
+        coop_jax.remat_eager(inside)(x, y)
+
 
 def test_under_grad_operators_are_jaxs() -> None:
     x = jnp.linspace(0.1, 2, 50)

@@ -145,11 +145,14 @@ def test_the_executor_is_not_imported() -> None:
 
 
 def test_more_memory_costs_less() -> None:
-    overheads = [
-        coop_jax.simulate(deep, W, X, budget=b, donate_argnums=0).overhead for b in (None, 0.5, 0.3)
+    found = [
+        coop_jax.run(deep, b, donate_argnums=0, fusion=False).simulate(W, X)
+        for b in (None, 0.5, 0.3)
     ]
-    assert overheads[0] == 0
-    assert 0 < overheads[1] < overheads[2]
+    # Of a plan that does not fit the overhead says nothing.
+    assert all(simulation.feasible for simulation in found)
+    assert found[0].overhead == 0
+    assert 0 < found[1].overhead < found[2].overhead
 
 
 def test_arrays_pytrees_and_keywords() -> None:

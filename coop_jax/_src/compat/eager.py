@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from jax._src import core
 
-from coop_jax._src.compat import array_methods, backward
+from coop_jax._src.compat import array_methods, backward, linearizing
 from coop_jax._src.compat.tracing import EagerTrace, Session
 
 _TRANSFORMED = (
@@ -41,6 +41,7 @@ def eager_scope(session: Session) -> Iterator[EagerTrace]:
         raise TypeError(_TRANSFORMED.format(trace=type(core.trace_ctx.trace).__name__))
     backward.install()
     array_methods.install()
+    linearizing.install()
     trace = EagerTrace(session)
     try:
         with core.set_current_trace(trace):

@@ -23,7 +23,7 @@ from jax._src import config, core
 Operand = tuple[int, Callable[[Any], Any] | None]
 Asked = tuple[Any, dict[str, Any], tuple[Operand, ...]]
 
-_remembered: dict[Any, dict[Any, Asked]] = {}
+_remembered: dict[Any, Asked] = {}
 
 # So many operators are remembered.
 _KEPT = 1 << 14
@@ -35,11 +35,6 @@ _NAMES = (
     *("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"),
     *("__truediv__", "__rtruediv__", "__pow__"),
 )
-
-
-def memory() -> dict[Any, Asked]:
-    """What is remembered under JAX's present configuration."""
-    return _remembered.setdefault(config.trace_context(), {})
 
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
@@ -61,8 +56,8 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
         first = getattr(self._held, "key", None)
         if first is None or second is None:  # a fill that nothing has read yet
             return by_jax(self, other)
-        key = name, first, second
-        found = trace.asked.get(key)
+        key = name, first, second, config.trace_context()
+        found = _remembered.get(key)
         if found is None:
             return _remember(trace, key, by_jax, (self, other))
         primitive, params, order = found
@@ -88,12 +83,12 @@ def _remember(
     ran = [h for h in heard if not any(h[3] is x for x in operands)]
     if len(ran) == 1 and operands[0] is not operands[1]:
         primitive, given, params, returned = ran[0]
-        order = [_operand_of(operands, g) for g in given]
+        order: list[Any] = [_operand_of(operands, g) for g in given]
         only = returned[0] if primitive.multiple_results and len(returned) == 1 else returned
         if only is result and None not in order:
-            if len(trace.asked) >= _KEPT:  # a program whose shapes are new each time
-                trace.asked.clear()
-            trace.asked[key] = primitive, params, tuple(order)
+            if len(_remembered) >= _KEPT:  # a program whose shapes are new each time
+                _remembered.clear()
+            _remembered[key] = primitive, params, tuple(order)
     return result
 
 

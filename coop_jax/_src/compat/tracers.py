@@ -30,6 +30,9 @@ _ESCAPED = (
 )
 _REFERENCE = "a mutable reference ({aval}) was used as an array: read it with ref[...]"
 
+# What a trace hears, among the primitives that are run, when a value's contents are asked for.
+READ = object()
+
 
 class Fill:
     """The broadcast of a scalar that nothing has read yet.
@@ -78,6 +81,8 @@ class EagerTracer(Operators, ArrayMethods, core.Tracer["EagerTrace"]):
                 aval: Any = self.aval
                 raise RuntimeError(f"Array has been deleted with shape={aval.str_short()}.")
             raise core.escaped_tracer_error(self, _ESCAPED)
+        if self._trace.heard is not None:
+            self._trace.heard.append(READ)
         with core.set_current_trace(core.eval_trace), arrays.compiling():
             return session.concrete(self.value)
 

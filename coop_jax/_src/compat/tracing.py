@@ -34,7 +34,7 @@ from jax._src import core
 from jax._src.dtypes import float0
 from jax._src.lax import lax
 
-from coop_jax._src.compat import arrays, jaxprs, operators
+from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat.refs import is_ref
 from coop_jax._src.compat.tracers import EagerTracer, Fill, RefTracer, StackTracer, wrap
 from coop_jax._src.refs import RefCell
@@ -87,7 +87,7 @@ class Session(Protocol):
 class EagerTrace(core.Trace):
     """Executes each primitive at once on `session`, until `close`."""
 
-    __slots__ = ("asked", "heard", "session")
+    __slots__ = ("heard", "session")
 
     session: Session | None
     deleted: ClassVar[EagerTrace]
@@ -95,8 +95,7 @@ class EagerTrace(core.Trace):
 
     def __init__(self, session: Session | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.asked = operators.memory()
-        self.heard: list[Any] | None = None  # what was run, while `operators` listens
+        self.heard: list[Any] | None = None  # what was run, while somebody listens
         self._weakref = _cache_identity._weakref
         self.session = session
 
