@@ -140,7 +140,7 @@ class Candidates:
         policy = settings.policy
         own = ((policy, True), (policy, False))
         if not settings.alternatives:
-            return self._best_of(own, math.inf)
+            return self._packed(self._best_of(own, math.inf))
         ahead: Start | None = None
         if policies.looks_ahead(policy) and not policy.evict_always:
             # Forms that recompute more than the step again are given up: others do better.
@@ -151,7 +151,7 @@ class Candidates:
                 for form in (policy, *policies.lookaheads(policy))
                 if form.sliding_window or not large
             ]
-            ahead = self._best_of(forms, 0.0, min(settings.give_up, 1.0))
+            ahead = self._packed(self._best_of(forms, 0.0, min(settings.give_up, 1.0)))
             if not large and not (ahead.plan.feasible and recompute_share(ahead.plan) == 0):
                 if self._is_free:
                     ahead = self._around_checkpoints(policy, ahead)
@@ -209,6 +209,21 @@ class Candidates:
             self._settings.policy.search_effort,
             outside_bytes,
         )
+
+    def _packed(self, best: Start) -> Start:
+        """A start, or where a policy that looks ahead needs none the plan without recomputations.
+
+        Where as much is alive as the pool holds, addresses have to be found ahead.
+        """
+        policy = self._settings.policy
+        known = best.plan.feasible and best.plan.stats["recomputations"] == 0
+        if known or not policies.looks_ahead(policy) or policy.evict_always:
+            return best
+        everything = [True] * self._engine_program.storage_count
+        hints = dataclasses.replace(self._hints, checkpoints=everything, only_packed=True)
+        plan = self._plan(policy, self._is_free, min(self._settings.give_up, 1.0), 0.0, hints)
+        found = Start(policy, self._is_free, plan, hints)
+        return found if is_better(plan, best.plan) else best
 
     def _around_what_is_kept(
         self, forms: Sequence[tuple[_core.Policy, bool]], best: Start

@@ -37,7 +37,7 @@ class Buffer:
 
     Attributes:
       nbytes: how large.
-      begin: number of the step that makes it.
+      begin: number of the step that makes it; -1 for what is there before.
       end: number of the last step that reads it; `FOREVER` for a result with memory of its own,
         where others may lie before it is made.
     """
@@ -48,12 +48,16 @@ class Buffer:
 
 
 def block_bytes(buffers: Iterable[Buffer]) -> list[int]:
-    """The blocks that hold what has no memory of its own, the largest first."""
+    """The blocks that hold what has no memory of its own, the largest first.
+
+    Results have their own, others may lie there before; so has what is there before, others may lie
+    there after it.
+    """
     large = sorted(
         (b for b in buffers if b.nbytes >= LEAST_BYTES), key=lambda b: (-b.nbytes, b.begin)
     )
-    results = [b for b in large if b.end == FOREVER]
-    others = [b for b in large if b.end != FOREVER]
+    results = [b for b in large if b.end == FOREVER or b.begin < 0]
+    others = [b for b in large if b.end != FOREVER and b.begin >= 0]
     blocks: list[int] = []
     for _ in range(_ROUNDS):
         missing = _not_held(results, others, blocks)

@@ -55,16 +55,17 @@ class Member:
 
 
 class Segment(Kernel):
-    """Several kernels in order. Results that are blocks of scratch come last.
+    """Several kernels in order. Results that are scratch come last.
 
     Attributes:
       members: what it calls.
-      block_bytes: of each block of scratch.
+      given_up: operands that nothing reads any more after it, whose memory is scratch.
+      block_bytes: of each block of scratch beside that.
       temporary_bytes: an estimate of what its members hand on to each other beside that, at most at
         once.
     """
 
-    __slots__ = ("block_bytes", "members", "temporary_bytes")
+    __slots__ = ("block_bytes", "given_up", "in_order", "members", "temporary_bytes")
 
     def __init__(
         self,
@@ -75,12 +76,17 @@ class Segment(Kernel):
         out_avals: Sequence[Any],
         profile: costs.DeviceProfile,
         temporary_bytes: int,
+        given_up: Sequence[int],
         block_bytes: Sequence[int],
+        *,
+        in_order: bool,
     ):
         super().__init__(key, (), outputs, in_avals, out_avals, profile, 0, ())
         kernels = [m.kernel for m in members]
         self.members = tuple(members)
+        self.given_up = tuple(given_up)
         self.block_bytes = tuple(block_bytes)
+        self.in_order = in_order
         self.temporary_bytes = temporary_bytes
         self.is_group = True
         self.touches_part = False
@@ -93,11 +99,15 @@ class Segment(Kernel):
 
     def __call__(self, *operands: Any) -> list[Any]:
         values = list(operands)
+        before: Sequence[Any] = ()
         for number, member in enumerate(self.members):
             ins = [_read(values[s.value], s) for s in member.sources]
-            values += calls.apart(member.kernel.called, ins, str(number))
+            made = calls.apart(member.kernel.called, ins, str(number), before)
+            values += made
+            if self.in_order:
+                before = made[:1]
         results = [values[k] for k in self.outputs]
-        return results + ffi.scratch(results, self.block_bytes)
+        return results + ffi.scratch(results, self.out_avals[len(results) :])
 
     called = __call__
 

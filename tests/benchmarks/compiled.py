@@ -28,7 +28,14 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from tests.benchmarks import machine
-from tests.benchmarks.contenders import KNOWN, Contender, Program, jitted, program_of
+from tests.benchmarks.contenders import (
+    KEEP_BARRIERS,
+    KNOWN,
+    Contender,
+    Program,
+    jitted,
+    program_of,
+)
 
 _PROGRAMS = flags.DEFINE_list("programs", list(KNOWN[:7]), f"Which of {', '.join(KNOWN)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
@@ -49,6 +56,8 @@ def _contenders(program: Program) -> list[Contender]:
     for remat, variant in program.checkpointed.items():
         rival = jitted(f"jax.jit, checkpoints {remat}", variant)
         found += [rival, budgeted(f"run in as much as {remat}", rival.need)]
+        rival = jitted("the same, barriers kept", variant, KEEP_BARRIERS)
+        found += [rival, budgeted("run in as much as that", rival.need)]
     return found
 
 

@@ -43,11 +43,22 @@ def dispatcher(compiled: Any) -> Callable[..., Sequence[jax.Array]]:
 
 
 def apart(
-    function: Callable[..., Sequence[Any]], operands: Sequence[Any], name: str
+    function: Callable[..., Sequence[Any]],
+    operands: Sequence[Any],
+    name: str,
+    after: Sequence[Any] = (),
 ) -> Sequence[Any]:
-    """Calls a function such that XLA compiles it by itself; `name` is found with `Module.calls`."""
-    call = xla_metadata_call(function, inlineable="false", **{ATTRIBUTE: name})
-    return call(*operands)  # type: ignore[no-any-return]
+    """Calls a function such that XLA compiles it by itself; `name` is found with `Module.calls`.
+
+    `after` are arrays that have to be there before: operands that nobody reads. XLA goes in the
+    order of dependences only, and takes for one what is called twice of the same operands.
+    """
+
+    def called(*given: Any) -> Sequence[Any]:
+        return function(*given[: len(operands)])
+
+    call = xla_metadata_call(called, inlineable="false", **{ATTRIBUTE: name})
+    return call(*operands, *after)  # type: ignore[no-any-return]
 
 
 def row_major(value: Any) -> Any:

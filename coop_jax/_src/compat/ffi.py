@@ -60,14 +60,15 @@ def store(slot: jax.Array, source: jax.Array) -> jax.Array:
     return slot
 
 
-def scratch(results: Sequence[Any], block_bytes: Sequence[int]) -> list[Any]:
-    """Blocks of bytes that a function returns beside all its results, for XLA to work in.
+def scratch(results: Sequence[Any], blocks: Sequence[Any]) -> list[Any]:
+    """Arrays (`blocks`: shape, dtype) that a function returns beside all its results, to work in.
 
-    Where arguments that the function does not read are donated for them, XLA keeps there what it
-    hands on inside, instead of in memory of its own. What they hold in the end means nothing.
+    Where arguments are donated for them, XLA keeps there what it hands on inside, instead of in
+    memory of its own, from when nothing reads those any more. What they hold in the end means
+    nothing.
     """
-    if not block_bytes:
+    if not blocks:
         return []
     _register(SCRATCH_TARGET)
-    blocks = [jax.ShapeDtypeStruct((n,), jax.numpy.uint8) for n in block_bytes]
-    return list(jax.ffi.ffi_call(SCRATCH_TARGET, blocks)(*results))
+    made = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in blocks]
+    return list(jax.ffi.ffi_call(SCRATCH_TARGET, made)(*results))

@@ -1,0 +1,316 @@
+"""Several neighbouring operations of a program as one (see `segments`).
+
+What goes into it and comes out of it, what is written over what, and where in the pool it works:
+in the memory of results until they are made, in that of operands from their last use on, in blocks
+of its own for the rest (see `scratch`).
+
+Invariants: the same operations of the same values in the same order. New values are scratch, behind
+the program's own; nobody reads them.
+Thread rule: a `Composer` belongs to one thread; segments live in the kernel cache. Cost: linear in
+operations and their operands, but for what `scratch` takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from coop_jax._src import costs, scratch
+from coop_jax._src.compat import arrays
+from coop_jax._src.kernels import KernelCache
+from coop_jax._src.program import Operation, Program, Storage, Value
+from coop_jax._src.segments import Member, Segment, Source, temporaries, workspace_bytes
+
+# An operation that needs so much workspace gets blocks for it also where it stays alone, and a
+# segment more blocks than were expected.
+_LARGE_BYTES = 1 << 18
+
+
+class Composer:
+    """Makes operations of a program one.
+
+    Attributes:
+      values, storages: the program's, and scratch.
+      last_use: for each storage the last operation that uses it; of results the number of
+        operations.
+      given_up_at: for each storage that may be scratch after its last use: the operation with that.
+    """
+
+    def __init__(self, program: Program, cache: KernelCache, *, in_pool: bool, in_order: bool):
+        """Looks at the program as a whole.
+
+        Args:
+          program: with an operation for each launch.
+          cache: where kernels live.
+          in_pool: whether what members hand on lies in the pool.
+          in_order: whether XLA has to keep their order, see `Segment`.
+        """
+        self._program = program
+        self._cache = cache
+        self._in_pool = in_pool
+        self._in_order = in_order
+        self.values = list(program.values)
+        self.storages = list(program.storages)
+        self.last_use = _last_uses(program)
+        self.given_up_at = _given_up_at(program) if in_pool else {}
+        # The value that a storage was made as: all others are views of it.
+        self._made_as = {program.values[v].storage: v for v, _ in program.constants}
+        self._made_as.update((program.values[v].storage, v) for v in program.inputs)
+        for op in program.operations:
+            self._made_as.update((program.values[v].storage, v) for v in op.results)
+
+    def made_by(self, op: Operation) -> dict[int, int]:
+        """Bytes of storages that an operation adds: what it writes over another adds nothing."""
+        return {
+            self.values[v].storage: self.storages[self.values[v].storage].nbytes
+            for v, operand in zip(op.results, op.in_place, strict=True)
+            if operand < 0
+        }
+
+    def stays_alone(self, op: Operation) -> bool:
+        """Whether an operation with nobody beside it is left as it is."""
+        return not (self._in_pool and workspace_bytes(op.kernel) >= _LARGE_BYTES)
+
+    def composed(self, numbers: Sequence[int], temporary_bytes: int) -> Operation:
+        """These operations as one, without results for its scratch: see `with_scratch`.
+
+        Args:
+          numbers: the operations, in order.
+          temporary_bytes: what members hand on to each other where that is not in the pool.
+        """
+        program, values = self._program, self.values
+        ops = [program.operations[n] for n in numbers]
+        inside = {values[v].storage for op in ops for v in op.results}
+        operands = list(
+            dict.fromkeys(
+                self._made_as[values[v].storage]
+                for op in ops
+                for v in op.operands
+                if values[v].storage not in inside
+            )
+        )
+        number_of = {values[v].storage: k for k, v in enumerate(operands)}
+        over: dict[int, int] = {}  # storage -> the operand whose memory it takes over
+        members: list[Member] = []
+        first_result = len(operands)
+        for op in ops:
+            members.append(
+                Member(op.kernel, tuple(self._source(v, number_of) for v in op.operands))
+            )
+            for k, v in enumerate(op.results):
+                if op.in_place[k] >= 0:
+                    replaced = op.operands[op.in_place[k]]
+                    first = over.get(values[replaced].storage, number_of[values[replaced].storage])
+                    if first < len(operands):
+                        over[values[v].storage] = first
+                        if self._is_whole(replaced) and values[replaced].storage not in inside:
+                            operands[first] = replaced  # in the shape of what is written there
+                number_of[values[v].storage] = first_result + k
+            first_result += len(op.results)
+        results = self._left(numbers)
+        outputs = tuple(number_of[values[v].storage] for v in results)
+        in_place, taken = [], set[int]()
+        for v in results:
+            operand = over.get(values[v].storage, -1)
+            if operand >= 0:
+                a, b = values[operands[operand]].aval, values[v].aval
+                if operand in taken or (a.shape, a.dtype) != (b.shape, b.dtype):
+                    operand = -1
+            taken.add(operand)
+            in_place.append(operand)
+        gone = self._gone(numbers)
+        given_up = [
+            k
+            for k, v in enumerate(operands)
+            if k not in taken and values[v].storage in gone and self._is_whole(v)
+        ]
+        kernel = self._kernel(
+            members,
+            outputs,
+            [values[v].aval for v in operands],
+            [values[v].aval for v in results],
+            given_up,
+            scratch.block_bytes(self._buffers(numbers)) if self._in_pool else [],
+            # XLA goes breadth first where it may, so that more lives at one time than in our order.
+            0 if self._in_pool else temporary_bytes,
+        )
+        return Operation(
+            kernel, tuple(operands), tuple(results), tuple(in_place), ops[0].source, ""
+        )
+
+    def with_scratch(self, made: Operation) -> Operation:
+        """An operation that was composed, with new values for its scratch."""
+        kernel = made.kernel
+        assert isinstance(kernel, Segment)
+        added = [self._scratch(aval) for aval in kernel.out_avals[len(made.results) :]]
+        over = (*kernel.given_up, *[-1] * len(kernel.block_bytes))
+        return dataclasses.replace(
+            made, results=(*made.results, *added), in_place=(*made.in_place, *over)
+        )
+
+    def adds(self, numbers: Sequence[int]) -> int:
+        """Bytes that a segment of these operations adds, by what is known before it is compiled."""
+        ops = [self._program.operations[n] for n in numbers]
+        left = {self.values[v].storage for v in self._left(numbers)}
+        made = {s: n for op in ops for s, n in self.made_by(op).items() if s in left}
+        return sum(made.values()) + sum(scratch.block_bytes(self._buffers(numbers)))
+
+    def added_by(self, made: Operation) -> int:
+        """The same for an operation that was composed."""
+        assert isinstance(made.kernel, Segment)
+        return sum(self.made_by(made).values()) + sum(made.kernel.block_bytes)
+
+    def _left(self, numbers: Sequence[int]) -> list[int]:
+        """What a segment makes that others read."""
+        last = numbers[-1]
+        return [
+            v
+            for n in numbers
+            for v in self._program.operations[n].results
+            if self.last_use.get(self.values[v].storage, -1) > last
+        ]
+
+    def _kernel(
+        self,
+        members: Sequence[Member],
+        outputs: Sequence[int],
+        in_avals: Sequence[Any],
+        out_avals: Sequence[Any],
+        given_up: Sequence[int],
+        block_bytes: Sequence[int],
+        temporary_bytes: int,
+    ) -> Segment:
+        """The segment of these members; with more blocks where XLA is known to need them."""
+        while True:
+            segment = self._kernel_with(
+                members, outputs, in_avals, out_avals, given_up, block_bytes, temporary_bytes
+            )
+            lacking = [n for n in temporaries(segment) if n >= scratch.LEAST_BYTES]
+            if not self._in_pool or sum(lacking) < _LARGE_BYTES:
+                return segment
+            # It was compiled before: XLA told what it placed elsewhere.
+            block_bytes = sorted((*block_bytes, *lacking), reverse=True)
+
+    def _kernel_with(
+        self,
+        members: Sequence[Member],
+        outputs: Sequence[int],
+        in_avals: Sequence[Any],
+        out_avals: Sequence[Any],
+        given_up: Sequence[int],
+        block_bytes: Sequence[int],
+        temporary_bytes: int,
+    ) -> Segment:
+        key = (
+            tuple((id(m.kernel), m.sources) for m in members),  # the cache keeps kernels for ever
+            tuple(outputs),
+            tuple((a.shape, a.dtype) for a in in_avals),
+            tuple(given_up),
+            tuple(block_bytes),
+            self._in_order,
+            temporary_bytes,  # where it lies in the pool there may be no block, and no estimate
+        )
+        scratched = [arrays.stored_aval(in_avals[k]) for k in given_up]
+        blocks = [arrays.aval_like((n,), np.dtype(np.uint8)) for n in block_bytes]
+        segment = self._cache.remembered(
+            key,
+            lambda: Segment(
+                key,
+                members,
+                outputs,
+                in_avals,
+                (*out_avals, *scratched, *blocks),
+                self._cache.profile,
+                temporary_bytes,
+                given_up,
+                block_bytes,
+                in_order=self._in_order,
+            ),
+        )
+        assert isinstance(segment, Segment)
+        return segment
+
+    def _gone(self, numbers: Sequence[int]) -> set[int]:
+        """Storages made before these operations that nothing reads after them."""
+        ops = [self._program.operations[n] for n in numbers]
+        made = {self.values[v].storage for op in ops for v in op.results}
+        read = {self.values[v].storage for op in ops for v in op.operands}
+        first, last = numbers[0], numbers[-1]
+        return {s for s in read - made if first <= self.given_up_at.get(s, -1) <= last}
+
+    def _buffers(self, numbers: Sequence[int]) -> Iterable[scratch.Buffer]:
+        """Where members may work, what they make, and their workspace; steps are members."""
+        program, values = self._program, self.values
+        ops = [program.operations[n] for n in numbers]
+        left = {values[v].storage for v in self._left(numbers)}
+        begin = dict.fromkeys(self._gone(numbers), -1)
+        end: dict[int, float] = {}
+        under: dict[int, int] = {}  # what is written over another lies where that lay
+        for n, op in enumerate(ops):
+            begin.update((s, n) for s in self.made_by(op))
+            for v, operand in zip(op.results, op.in_place, strict=True):
+                if operand >= 0:
+                    replaced = values[op.operands[operand]].storage
+                    under[values[v].storage] = under.get(replaced, replaced)
+            for v in (*op.operands, *op.results):
+                storage = values[v].storage
+                place = under.get(storage, storage)
+                end[place] = max(end.get(place, n), scratch.FOREVER if storage in left else n)
+            yield from (scratch.Buffer(nbytes, n, n) for nbytes in temporaries(op.kernel))
+        for storage, at in begin.items():
+            if at >= 0 or end[storage] != scratch.FOREVER:
+                yield scratch.Buffer(program.storages[storage].nbytes, at, end[storage])
+
+    def _scratch(self, aval: Any) -> int:
+        """A new value that nobody reads."""
+        self.storages.append(Storage(costs.nbytes(aval), False, (len(self.values),)))
+        self.values.append(Value(len(self.storages) - 1, aval))
+        return len(self.values) - 1
+
+    def _source(self, value: int, number_of: dict[int, int]) -> Source:
+        record = self.values[value]
+        made_as = self.values[self._made_as[record.storage]]
+        aval = arrays.stored_aval(record.aval)
+        return Source(
+            number_of[record.storage],
+            tuple(aval.shape),
+            aval.dtype,
+            -1
+            if self._is_whole(value)
+            else (record.at_bytes - made_as.at_bytes) // aval.dtype.itemsize,
+        )
+
+    def _is_whole(self, value: int) -> bool:
+        """Whether a value is all of its storage, in whatever shape."""
+        record = self.values[value]
+        made_as = self.values[self._made_as[record.storage]]
+        return bool(record.aval.size == made_as.aval.size)
+
+
+def _last_uses(program: Program) -> dict[int, int]:
+    """For each storage the number of the last operation that uses it; results are used at last."""
+    last: dict[int, int] = {}
+    for number, op in enumerate(program.operations):
+        last.update((program.values[v].storage, number) for v in (*op.operands, *op.results))
+    last.update((program.values[v].storage, len(program.operations)) for v in program.outputs)
+    return last
+
+
+def _given_up_at(program: Program) -> dict[int, int]:
+    """Storages whose memory may be scratch after their last use: the operation with that.
+
+    What is small, or not the program's own, stays as it is.
+    """
+    kept = {program.values[v].storage for v in program.inputs}
+    kept.update(program.values[v].storage for v, _ in program.constants)
+    return {
+        storage: number
+        for number, released in enumerate(program.releases)
+        for storage in released
+        if storage not in kept
+        and not program.storages[storage].outside
+        and program.storages[storage].nbytes >= scratch.LEAST_BYTES
+    }
