@@ -217,3 +217,11 @@ def test_no_plan_is_below_the_linear_bound() -> None:
     assert compared >= 10
     assert tight >= 2
     assert positive >= 20
+
+
+@pytest.mark.parametrize("seed", [56, 58, 65, 75, 77, 102])
+def test_where_all_fits_addresses_are_found_and_nothing_is_recomputed(seed: int) -> None:
+    """Programs for which a plan that places as it goes finds the pool in pieces."""
+    graph = optima.random_graph(seed, 60)
+    assert seconds(graph, graph.peak(), "lookahead") == pytest.approx(graph.seconds)
+    assert seconds(graph, graph.peak(), "coop") > graph.seconds

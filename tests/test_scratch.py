@@ -39,6 +39,14 @@ def test_others_lie_in_a_results_place_until_it_is_made() -> None:
     assert block_bytes([result, Buffer(2 * SIZE, 0, 2)]) == [2 * SIZE]  # too large for it
 
 
+def test_others_lie_where_something_was_read_last() -> None:
+    gone = Buffer(SIZE, -1, 3)
+    assert block_bytes([gone]) == []
+    assert block_bytes([gone, Buffer(SIZE, 4, 6), Buffer(SIZE, 7, 9)]) == []
+    assert block_bytes([gone, Buffer(SIZE, 3, 6)]) == [SIZE]  # made as that is read
+    assert block_bytes([gone, Buffer(2 * SIZE, 4, 6)]) == [2 * SIZE]  # too large for it
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_blocks_hold_everything_and_none_is_for_nothing(seed: int) -> None:
     rng = random.Random(seed)
@@ -46,14 +54,16 @@ def test_blocks_hold_everything_and_none_is_for_nothing(seed: int) -> None:
     for _ in range(rng.randrange(1, 40)):
         begin = rng.randrange(30)
         end = FOREVER if rng.random() < 0.2 else begin + rng.randrange(6)
+        if rng.random() < 0.2:
+            begin, end = -1, begin
         found.append(Buffer(rng.choice([1, 2, 3, 5, 8]) * LEAST_BYTES, begin, end))
     blocks = block_bytes(found)
     assert blocks == sorted(blocks, reverse=True)
-    temporary = [b for b in found if b.end != FOREVER]
+    temporary = [b for b in found if b.end != FOREVER and b.begin >= 0]
 
     def fits(places: list[int]) -> bool:
         """First fit of all buffers, the largest first, by looking at each pair."""
-        results = [b for b in found if b.end == FOREVER]
+        results = [b for b in found if b.end == FOREVER or b.begin < 0]
         # As XLA has them: by size, results before others; the last place that is free.
         lies = sorted([(r.nbytes, [r]) for r in results], key=lambda p: -p[0])
         lies += [(n, []) for n in places]
@@ -71,7 +81,8 @@ def test_blocks_hold_everything_and_none_is_for_nothing(seed: int) -> None:
     for step in range(40):  # never less than lives at one time beside the results
         alive = [b.nbytes for b in temporary if b.begin <= step <= b.end]
         waiting = [b.nbytes for b in found if b.end == FOREVER and b.begin > step]
-        assert sum(blocks) + sum(waiting) >= sum(alive)
+        gone = [b.nbytes for b in found if b.begin < 0 and b.end < step]
+        assert sum(blocks) + sum(waiting) + sum(gone) >= sum(alive)
     assert len(blocks) <= len(temporary)
     assert set(blocks) <= {b.nbytes for b in temporary}
 
@@ -138,8 +149,8 @@ def test_xla_works_in_blocks_of_the_pool_with_the_same_bits() -> None:
 
 def test_without_blocks_nothing_is_called() -> None:
     assert ffi.scratch([jnp.ones(3)], []) == []
-    jaxpr = jax.make_jaxpr(lambda x: ffi.scratch([x], [64]))(jnp.ones(3))
-    assert [a.shape for a in jaxpr.out_avals] == [(64,)]
+    jaxpr = jax.make_jaxpr(lambda x: ffi.scratch([x], [W]))(jnp.ones(3))
+    assert [(a.shape, a.dtype) for a in jaxpr.out_avals] == [(W.shape, W.dtype)]
 
 
 @needs_segments

@@ -320,7 +320,7 @@ def test_members_are_compiled_as_alone() -> None:
 def test_members_that_xla_mixes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the request to keep them apart XLA inlines every call."""
     monkeypatch.setattr(
-        calls, "apart", lambda function, operands, name: function(*operands), raising=True
+        calls, "apart", lambda function, operands, name, after: function(*operands), raising=True
     )
     segment, executable = segment_of(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w).sum(0), X, W)
     found = isolation.differing([executable])

@@ -73,10 +73,9 @@ def test_what_lives_in_it_is_what_the_plan_holds(name: str) -> None:
 
 @pytest.mark.unless_forced("no plan is written down as segments then")
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler")
-@pytest.mark.parametrize("in_pool", [False, True])
 @pytest.mark.parametrize(("name", "budget"), [("cnn", 0.6), ("mlp", 0.75), ("gpt", 0.6)])
 def test_training_in_segments_of_a_plan_gives_the_same_bits(
-    name: str, budget: float, in_pool: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, budget: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
     program = getattr(models, name)()
@@ -85,7 +84,7 @@ def test_training_in_segments_of_a_plan_gives_the_same_bits(
 
     def of_the_plan(*args: Any) -> Any:
         found = yield from forms(*args)
-        return [form for form in found if form.unrolled and form.in_pool == in_pool]
+        return [form for form in found if form.unrolled]
 
     monkeypatch.setattr(tiers, "_forms", of_the_plan)
     monkeypatch.setattr(tiers, "_WORTH_IT", 1e9)  # whatever it costs

@@ -179,6 +179,8 @@ class Candidates:
         policy = self._settings.policy
         if not policy.search_effort or not self._settings.alternatives or policy.evict_always:
             return start
+        if start.plan.feasible and start.plan.stats["recomputations"] == 0:
+            return start
         starts = [
             x
             for x in self._starts

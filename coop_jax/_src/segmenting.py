@@ -41,11 +41,11 @@ def segmented(
       cache: where kernels live.
       most_bytes: what the members of a segment may hand on to each other, at most at once.
       room: what is free before each operation: all that a segment that begins there adds has to
-        fit into it. Empty: that is not looked at.
+        fit into it, in the pool. Empty: that is not looked at.
       in_pool: whether what members hand on lies in the pool; else it is part of the segment's
-        workspace.
+        workspace. Where room is given it does.
     """
-    return _Segmenter(program, cache, most_bytes, room, in_pool).segmented()
+    return _Segmenter(program, cache, most_bytes, room, in_pool or bool(room)).segmented()
 
 
 class _Segmenter:
@@ -59,10 +59,9 @@ class _Segmenter:
     ):
         self._program = program
         self._room = room
-        self._in_pool = in_pool
         self._most_bytes = most_bytes
         # Where room is known more may live at one time in another order than there is.
-        self._composer = Composer(program, cache, in_pool=in_pool, in_order=in_pool and bool(room))
+        self._composer = Composer(program, cache, in_pool=in_pool, in_order=bool(room))
         self._open: list[int] = []
         self._alive: dict[int, int] = {}  # made in the open segment: bytes
         self._at_once = 0
@@ -98,12 +97,8 @@ class _Segmenter:
             return False
         if not self._room:
             return True
-        room = self._room[self._open[0]]
-        if self._in_pool:  # at least this; more is known once it is complete
-            return self._with(op) - self._gone_bytes <= room
-        # What it hands on, and beside that what it leaves: that has its place from the beginning.
-        at_once = max(self._most_at_once, self._with(op))
-        return at_once + sum(self._alive.values()) <= room
+        # At least this; more is known once it is complete.
+        return self._with(op) - self._gone_bytes <= self._room[self._open[0]]
 
     def _with(self, op: Operation) -> int:
         made = sum(self._composer.made_by(op).values())
@@ -157,6 +152,4 @@ class _Segmenter:
         return few
 
     def _exceeds_room(self, first: int, made: Operation) -> bool:
-        if not (self._room and self._in_pool):
-            return False
-        return self._composer.added_by(made) > self._room[first]
+        return bool(self._room) and self._composer.added_by(made) > self._room[first]

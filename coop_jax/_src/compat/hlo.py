@@ -4,7 +4,7 @@ XLA hands the module out as a serialised `HloModuleProto` (`xla/service/hlo.prot
 few fields needed are read here. Equal hashes mean the same instructions in the same dependence with
 the same shapes, layouts, literals and backend configurations, so the same kernels; order of
 execution, names and source lines do not count, nor which buffers are shared, nor copies from one
-buffer to another.
+buffer to another, nor where a layout has a dimension of size 1, which is nowhere in memory.
 
 Thread rule: functions of their arguments. Cost: linear in the module's bytes.
 """
@@ -23,6 +23,9 @@ _INSTRUCTIONS, _COMPUTATION_ID, _ROOT = 2, 5, 6
 # HloInstructionProto
 _NAME, _OPCODE, _SHAPE, _METADATA, _PARAMETER = 1, 2, 3, 7, 9
 _ID, _OPERANDS, _CONTROL, _CALLED, _SHARDING, _FRONTEND = 35, 36, 37, 38, 40, 68
+# ShapeProto, LayoutProto
+_DIMENSIONS, _TUPLE_SHAPES, _LAYOUT = 3, 4, 5
+_MINOR_TO_MAJOR = 1
 
 # What says nothing about what is computed.
 _LEFT_OUT = frozenset({_NAME, _METADATA, _CONTROL, _SHARDING})
@@ -76,16 +79,14 @@ class Module:
 
     def _compute(self, number: int, *, inner: bool) -> str:
         instructions, root = self._computations[number]
+        copied = self._copied(number)
+        root = copied.get(root, root)
         hashes: dict[int, str] = {}
-        shapes: dict[int, bytes] = {}
         made = []
         for instruction in instructions:  # operands come before their users
-            if instruction.opcode == "copy" and not inner:
-                (operand,) = instruction.operands
-                if shapes[operand] == instruction.shape:  # whose memory it is, not what is in it
-                    hashes[instruction.id] = hashes[operand]
-                    shapes[instruction.id] = instruction.shape
-                    continue
+            if instruction.id in copied:
+                hashes[instruction.id] = hashes[copied[instruction.id]]
+                continue
             outermost = not inner and instruction.id == root and instruction.opcode == "tuple"
             digest = hashlib.sha256(instruction.opcode.encode())
             for operand in instruction.operands:
@@ -97,11 +98,30 @@ class Module:
                 digest.update(b"root" if instruction.id == root else b"")
             digest.update(instruction.rest)
             hashes[instruction.id] = digest.hexdigest()
-            shapes[instruction.id] = instruction.shape
             # The outermost parameters and the tuple of results differ with who calls.
             if not outermost and (inner or instruction.opcode != "parameter"):
                 made.append(hashes[instruction.id])
         return hashlib.sha256("".join(sorted(made)).encode()).hexdigest()
+
+    def _copied(self, number: int) -> dict[int, int]:
+        """Copies that change whose memory a value has, not what is in it; of which instruction."""
+        copied: dict[int, int] = {}
+        shapes: dict[int, bytes] = {}
+        for instruction in self._computations[number][0]:
+            shapes[instruction.id] = instruction.shape
+            if self._is_copy(instruction):
+                (operand,) = instruction.operands
+                if shapes[operand] == instruction.shape:
+                    copied[instruction.id] = copied.get(operand, operand)
+        return copied
+
+    def _is_copy(self, instruction: _Instruction) -> bool:
+        if instruction.opcode == "copy":
+            return True
+        if instruction.opcode != "fusion" or len(instruction.operands) != 1:
+            return False
+        (called,) = instruction.called
+        return [x.opcode for x in self._computations[called][0]] == ["parameter", "copy"]
 
 
 class _Instruction:
@@ -128,12 +148,36 @@ class _Instruction:
             elif field == _CALLED:
                 self.called += numbers(value)
             elif field == _SHAPE:
-                self.shape = value
+                self.shape = _in_memory(value)
             elif field == _FRONTEND:
                 self.attributes = dict(map(_entry, (v for _, v in fields(value))))
             elif field not in _LEFT_OUT:
                 rest.append(b"%d:" % field + (value if isinstance(value, bytes) else b"%d" % value))
         self.rest = b";".join((self.shape, *rest))
+
+
+def _in_memory(shape: bytes) -> bytes:
+    """A shape, told by how it lies in memory."""
+    dimensions: list[int] = []
+    rest, layouts = [], []
+    for field, value in fields(shape):
+        if field == _DIMENSIONS:
+            dimensions += numbers(value)
+        elif field == _LAYOUT:
+            layouts.append(value)
+        elif field == _TUPLE_SHAPES:
+            rest.append(b"(%s)" % _in_memory(value))
+        else:
+            rest.append(b"%d:" % field + (value if isinstance(value, bytes) else b"%d" % value))
+    for layout in layouts:
+        order: list[int] = []
+        for field, value in fields(layout):
+            if field == _MINOR_TO_MAJOR:
+                order += numbers(value)
+            else:
+                rest.append(b"%d;" % field + (value if isinstance(value, bytes) else b"%d" % value))
+        rest.append(str([d for d in order if dimensions[d] != 1]).encode())
+    return b",".join((str(dimensions).encode(), *rest))
 
 
 def _entry(content: bytes) -> tuple[str, str]:
