@@ -219,13 +219,12 @@ class Candidates:
         """
         policy = self._settings.policy
         known = best.plan.feasible and best.plan.stats["recomputations"] == 0
-        if known or not policies.looks_ahead(policy) or policy.evict_always:
+        if known or not self._is_free or not policies.looks_ahead(policy) or policy.evict_always:
             return best
         everything = [True] * self._engine_program.storage_count
         hints = dataclasses.replace(self._hints, checkpoints=everything, only_packed=True)
-        plan = self._plan(policy, self._is_free, min(self._settings.give_up, 1.0), 0.0, hints)
-        found = Start(policy, self._is_free, plan, hints)
-        return found if is_better(plan, best.plan) else best
+        plan = self._plan(policy, True, min(self._settings.give_up, 1.0), 0.0, hints)
+        return Start(policy, True, plan, hints) if is_better(plan, best.plan) else best
 
     def _around_what_is_kept(
         self, forms: Sequence[tuple[_core.Policy, bool]], best: Start

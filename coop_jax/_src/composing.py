@@ -13,6 +13,7 @@ operations and their operands, but for what `scratch` takes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -184,41 +185,20 @@ class Composer:
         temporary_bytes: int,
     ) -> Segment:
         """The segment of these members; with more blocks where XLA is known to need them."""
-        while True:
-            segment = self._kernel_with(
-                members, outputs, in_avals, out_avals, given_up, block_bytes, temporary_bytes
-            )
-            lacking = [n for n in temporaries(segment) if n >= scratch.LEAST_BYTES]
-            if not self._in_pool or sum(lacking) < _LARGE_BYTES:
-                return segment
-            # It was compiled before: XLA told what it placed elsewhere.
-            block_bytes = sorted((*block_bytes, *lacking), reverse=True)
-
-    def _kernel_with(
-        self,
-        members: Sequence[Member],
-        outputs: Sequence[int],
-        in_avals: Sequence[Any],
-        out_avals: Sequence[Any],
-        given_up: Sequence[int],
-        block_bytes: Sequence[int],
-        temporary_bytes: int,
-    ) -> Segment:
         key = (
             tuple((id(m.kernel), m.sources) for m in members),  # the cache keeps kernels for ever
             tuple(outputs),
             tuple((a.shape, a.dtype) for a in in_avals),
             tuple(given_up),
-            tuple(block_bytes),
             self._in_order,
             temporary_bytes,  # where it lies in the pool there may be no block, and no estimate
         )
         scratched = [arrays.stored_aval(in_avals[k]) for k in given_up]
-        blocks = [arrays.aval_like((n,), np.dtype(np.uint8)) for n in block_bytes]
-        segment = self._cache.remembered(
-            key,
-            lambda: Segment(
-                key,
+
+        def made(block_bytes: Sequence[int]) -> Segment:
+            blocks = [arrays.aval_like((n,), np.dtype(np.uint8)) for n in block_bytes]
+            return Segment(
+                (*key, tuple(block_bytes)),
                 members,
                 outputs,
                 in_avals,
@@ -228,10 +208,17 @@ class Composer:
                 given_up,
                 block_bytes,
                 in_order=self._in_order,
-            ),
-        )
-        assert isinstance(segment, Segment)
-        return segment
+            )
+
+        while True:
+            known = (*key, tuple(block_bytes))
+            segment = self._cache.remembered(known, functools.partial(made, block_bytes))
+            assert isinstance(segment, Segment)
+            lacking = [n for n in temporaries(segment) if n >= scratch.LEAST_BYTES]
+            if not self._in_pool or sum(lacking) < _LARGE_BYTES:
+                return segment
+            # It was compiled before: XLA told what it placed elsewhere.
+            block_bytes = sorted((*block_bytes, *lacking), reverse=True)
 
     def _gone(self, numbers: Sequence[int]) -> set[int]:
         """Storages made before these operations that nothing reads after them."""

@@ -3,10 +3,10 @@
 To launch an operation takes as long as some operations take themselves: XLA wakes its threads for
 each and waits for them. A segment is one executable that calls its operations in order. XLA keeps
 each call apart (see `compat.calls`), so an operation gives the same bits in whatever segment; what
-only other members read never leaves the executable: it lies in XLA's temporary memory, or in blocks
-of the pool (see `scratch`). Unlike bundles (see `bundling`), segments may therefore be chosen by
-the budget: the whole program where there is room, a few operations where values have to go and come
-back.
+only other members read never leaves the executable: it lies in XLA's temporary memory, or in the
+pool, in blocks for it or where an operand lies that nothing reads any more (see `scratch`). Unlike
+bundles (see `bundling`), segments may therefore be chosen by the budget: the whole program where
+there is room, a few operations where values have to go and come back.
 
 That XLA did keep them apart is not taken for granted: `isolation` compares what it made of each
 member with what it made of the operation alone. What buffers share is not compared: XLA lets a
@@ -63,6 +63,9 @@ class Segment(Kernel):
       block_bytes: of each block of scratch beside that.
       temporary_bytes: an estimate of what its members hand on to each other beside that, at most at
         once.
+      in_order: whether each member waits for the one before. XLA goes breadth first where it may,
+        and takes for one what is computed twice of the same operands; where memory is short neither
+        will do.
     """
 
     __slots__ = ("block_bytes", "given_up", "in_order", "members", "temporary_bytes")

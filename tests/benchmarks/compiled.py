@@ -6,10 +6,10 @@ times. Memory is what XLA says the jitted step needs (arguments, results, tempor
 donated once), and what a `run` had at its peak, everything counted.
 
 Contenders: `jax.jit`; `run` with fusion and without, no budget; `jax.jit` with a `jax.checkpoint`
-around each layer, and around each of √n segments, where the network has them; `run` with fusion at
-50% and 30% of what the jitted step needs, and at what the one with checkpoints needs. On CPU a step
-with checkpoints needs as much memory as without, unless its layers are in a scan: "deep" is also
-timed like that.
+around each layer, and around each of √n segments, where the network has them, as XLA compiles it
+for CPU, which as a rule needs as much memory as without, and with its barriers kept, which saves
+what it does on other devices (see `contenders`); `run` with fusion at 50% and 30% of what the
+jitted step needs, and at what each of those with checkpoints needs.
 
 A `run` is timed as a long training sees it: its operations run in segments from the sixth call on,
 which otherwise waits until launching took as long as compiling (COOP_JAX_SEGMENTS is set to 1 here,
