@@ -127,6 +127,7 @@ def _most_alive(program: Program) -> int:
     return -min(room_before(program, 0)) + max(s.nbytes for s in program.storages)
 
 
+@pytest.mark.unless_forced("no segments are made then")
 @pytest.mark.parametrize("name", NAMES)
 def test_training_works_in_what_it_gives_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     training = getattr(models, name)()
@@ -230,6 +231,7 @@ def test_our_order_is_kept_where_another_takes_more_memory() -> None:
     assert needed(in_order=True) <= 5 * nbytes < 12 * nbytes <= needed(in_order=False)
 
 
+@pytest.mark.unless_forced("no segments are made then")
 def test_layer_norms_are_members_like_others() -> None:
     """XLA lays their dimensions of size 1 out otherwise within a segment: the same in memory."""
 
