@@ -221,6 +221,8 @@ class Candidates:
         known = best.plan.feasible and best.plan.stats["recomputations"] == 0
         if known or not self._is_free or not policies.looks_ahead(policy) or policy.evict_always:
             return best
+        if self._engine_program.operation_count > _LARGE:
+            return best
         everything = [True] * self._engine_program.storage_count
         hints = dataclasses.replace(self._hints, checkpoints=everything, only_packed=True)
         plan = self._plan(policy, True, min(self._settings.give_up, 1.0), 0.0, hints)
