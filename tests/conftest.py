@@ -39,6 +39,7 @@ import coop_jax  # noqa: I001 - before the backend starts
 import jax
 import numpy as np
 import pytest
+from coop_jax._src import kernels, tiers
 from coop_jax._src import runtime as runtimes
 from coop_jax._src.verify import eviction_is_forced
 from faults import Operations
@@ -123,6 +124,16 @@ def _count(event: str, duration_secs: float, **_: Any) -> None:
 
 
 jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+@pytest.fixture
+def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are chosen by estimates alone: neither by what calls took nor by what tests before
+    made known of operations. Who verifies looks at each operation, and has none.
+    """
+    monkeypatch.delenv(_VERIFY, raising=False)
+    monkeypatch.setattr(kernels, "_caches", {})
+    monkeypatch.setattr(tiers, "_scale", lambda *_: 1.0)
 
 
 @pytest.fixture

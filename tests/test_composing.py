@@ -23,16 +23,18 @@ from coop_jax._src.scratch import LEAST_BYTES
 from coop_jax._src.segments import Segment
 from coop_jax._src.unrolled import room_before, unrolled
 
-pytestmark = pytest.mark.skipif(
-    jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler"
+    ),
+    pytest.mark.usefixtures("by_estimates"),
+]
 
 NAMES = ["cnn", "mlp", "gpt"]
 
 
 @pytest.fixture(autouse=True)
 def segments_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
     monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
 
 

@@ -79,7 +79,9 @@ def _asked_of_jax(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any
         patch.setattr(linearizing, "install", lambda: None)
         patch.setattr(linearizing.ad, "fallback_linearize_rule", linearizing._by_jax)
         found = coop_jax.remat_eager(f)(X, Y)
-    for a, b in zip(jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(f(X, Y)), strict=True):
+    for a, b in zip(
+        jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(f(X, Y)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     return found
 

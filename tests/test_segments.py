@@ -18,15 +18,12 @@ from coop_jax._src.compat import calls, hlo
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.signatures import Signature, Tier
 
-pytestmark = pytest.mark.skipif(
-    jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler"
-)
-
-
-@pytest.fixture(autouse=True)
-def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who verifies looks at each operation."""
-    monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
+pytestmark = [
+    pytest.mark.skipif(
+        jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler"
+    ),
+    pytest.mark.usefixtures("by_estimates"),
+]
 
 
 @pytest.fixture

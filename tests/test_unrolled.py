@@ -73,11 +73,11 @@ def test_what_lives_in_it_is_what_the_plan_holds(name: str) -> None:
 
 @pytest.mark.unless_forced("no plan is written down as segments then")
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler")
+@pytest.mark.usefixtures("by_estimates")
 @pytest.mark.parametrize(("name", "budget"), [("cnn", 0.6), ("mlp", 0.75), ("gpt", 0.6)])
 def test_training_in_segments_of_a_plan_gives_the_same_bits(
     name: str, budget: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
     program = getattr(models, name)()
     expected, _ = trained(program, 8)
     forms = tiers._forms
