@@ -28,8 +28,7 @@ from coop_jax._src.improving import (
     is_better,
     recompute_share,
 )
-
-OUTSIDE, FOREIGN, ADOPT = 0, 1, 2
+from coop_jax._src.residency import OUTSIDE, Residency
 
 # Plans that recompute more than this share of the step are compared with others.
 _COSTLY = 0.3
@@ -49,23 +48,6 @@ _MOST_UNPACKED = 4
 
 # So many recomputations may be tried and undone for each that a plan may have.
 _TRIES = 2
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Residency:
-    """Where the inputs lie when a call begins.
-
-    Attributes:
-      where: for each input OUTSIDE, FOREIGN (in the pool) or ADOPT (to be copied into it).
-      offsets: for each FOREIGN input its offset, -1 for others.
-      donated: for each input whether its memory may be reused in this call.
-      others: (offset, bytes) of blocks of the pool that are no inputs.
-    """
-
-    where: tuple[int, ...]
-    offsets: tuple[int, ...]
-    donated: tuple[bool, ...]
-    others: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

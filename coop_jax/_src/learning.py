@@ -26,8 +26,9 @@ from typing import Any
 
 from coop_jax import _core
 from coop_jax._src import policies
-from coop_jax._src.candidates import Candidates, PlanSettings, Residency
+from coop_jax._src.candidates import Candidates, PlanSettings
 from coop_jax._src.improving import Hints, Kinds, Start
+from coop_jax._src.residency import Residency
 from coop_jax._src.values import operand_key
 
 # Calls that recompute less than this share of what they compute are good enough.

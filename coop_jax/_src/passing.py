@@ -22,8 +22,8 @@ from coop_jax._src.arguments import check_leaves
 from coop_jax._src.compat import arguments, arrays, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.memory import PoolMemory
-from coop_jax._src.planning import ADOPT, FOREIGN, Residency
 from coop_jax._src.program import Program
+from coop_jax._src.residency import ADOPT, FOREIGN, Residency
 
 
 def leaf_key(leaf: Any) -> Hashable:

@@ -27,8 +27,8 @@ from coop_jax._src.passing import (
     prepare,
     residency_of,
 )
-from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
+from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature, compile_all, exceeded, planner_of
 from coop_jax._src.tiers import form_of

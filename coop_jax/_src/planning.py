@@ -17,14 +17,11 @@ from collections.abc import Callable, Sequence
 
 from coop_jax import _core
 from coop_jax._src import policies
-from coop_jax._src.candidates import ADOPT as ADOPT
-from coop_jax._src.candidates import FOREIGN as FOREIGN
-from coop_jax._src.candidates import OUTSIDE as OUTSIDE
 from coop_jax._src.candidates import Candidates
 from coop_jax._src.candidates import PlanSettings as PlanSettings
-from coop_jax._src.candidates import Residency as Residency
 from coop_jax._src.improving import kinds_of
 from coop_jax._src.program import Program, Storage
+from coop_jax._src.residency import ADOPT, OUTSIDE, Residency
 from coop_jax._src.workspaces import Provision, provisions, refill_seconds
 
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget

@@ -18,8 +18,8 @@ from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.instructions import CompiledPlan, copies_operands
 from coop_jax._src.learning import Lesson
 from coop_jax._src.passing import InputKinds
-from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
+from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.unrolled import Unrolled
 from coop_jax._src.workspaces import Provision

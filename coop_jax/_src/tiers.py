@@ -42,8 +42,8 @@ from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.placement import Placement
-from coop_jax._src.planning import Residency
 from coop_jax._src.program import Program
+from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.segments import Segment
 from coop_jax._src.signatures import Signature, Tier, compile_all, compile_all_gradually

@@ -3,7 +3,8 @@
 Each round takes one step of every contender in turn (A B C A B C ...), so that whatever else the
 machine does falls on all of them alike; a ratio is the median over the rounds of one round's two
 times. Memory is what XLA says the jitted step needs (arguments, results, temporaries; what is
-donated once), and what a `run` had at its peak, everything counted.
+donated once), and what a `run` had at its peak, everything counted. "recompute" is the share of
+the operations that ran again, in all steps so far; "launches" is what a step is in the end.
 
 Contenders: `jax.jit`; `run` with fusion and without, no budget; `jax.jit` with a `jax.checkpoint`
 around each layer, and around each of √n segments, where the network has them, as XLA compiles it
@@ -68,7 +69,8 @@ def _print_program(name: str) -> None:
             contender.take(timed=number >= 0)
     print(f"\n{name}")
     print(
-        f"{'':30}{'ms':>9}{'/ jit':>9}{'MiB':>9}{'/ jit':>9}{'first s':>9}{'recompute':>10}",
+        f"{'':30}{'ms':>9}{'/ jit':>9}{'MiB':>9}{'/ jit':>9}{'first s':>9}{'recompute':>10}"
+        f"{'launches':>9}",
         flush=True,
     )
     for contender in contenders:

@@ -91,19 +91,27 @@ class Contender:
         if timed:
             self.seconds.append(elapsed)
 
+    def _launches(self) -> int:
+        """How many operations or segments a step of `run` is now."""
+        (signature,) = self._step._signatures.values()  # type: ignore[attr-defined]
+        form = signature.tier.segmented or signature
+        (*_, known) = form.plans.values()
+        return sum(len(action) == 4 for action in known.plan.actions)
+
     def row(self, jit: Contender) -> str:
         """A line of the table."""
         if self.failed:
             return f"{self.name:30}{self.failed}"
         ratio = statistics.median(a / b for a, b in zip(self.seconds, jit.seconds, strict=True))
         text = f"{self.name:30}{statistics.median(self.seconds) * 1e3:9.1f}{ratio:9.2f}"
-        nbytes, recompute = self.need, ""
+        nbytes, ours = self.need, ""
         if nbytes is None:
             stats = self._step.runtime.stats()  # type: ignore[attr-defined]
             nbytes = stats.peak_bytes
-            recompute = f"{stats.rematerialisations / max(1, stats.operations):10.1%}"
+            ours = f"{stats.rematerialisations / max(1, stats.operations):10.1%}"
+            ours += f"{self._launches():9}"
         assert jit.need is not None
-        return f"{text}{nbytes / MIB:9.1f}{nbytes / jit.need:9.2f}{self.first:9.1f}{recompute}"
+        return f"{text}{nbytes / MIB:9.1f}{nbytes / jit.need:9.2f}{self.first:9.1f}{ours}"
 
 
 # XLA's CPU compiler drops the barriers that keep what a checkpoint computes again apart from what
