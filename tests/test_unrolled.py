@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import models
 import pytest
 from conftest import assert_same_bits
 from test_segments import launches, signature_of, trained
 
 import coop_jax
-from coop_jax._src import planning, tiers
+from coop_jax._src import costs, planning, policies, tiers
 from coop_jax._src.simulation import Simulator
 from coop_jax._src.unrolled import room_before, unrolled
 
@@ -71,6 +72,45 @@ def test_what_lives_in_it_is_what_the_plan_holds(name: str) -> None:
     assert plan.stats["recomputations"] <= 0.05 * len(found.operations)
 
 
+def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_product() -> None:
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        small = x
+        for _ in range(4):
+            small = small * 1.01
+        product = x @ w
+        last = jnp.tanh(small) + jnp.tanh(product)
+        for _ in range(3):
+            last = jnp.tanh(last @ w)  # both wait meanwhile
+        return last * small * product
+
+    shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+    program = coop_jax.trace_program(fn, shape, shape, fusion=False).program
+    policy = policies.resolve_policy("lookahead")
+    settings = planning.PlanSettings(policy, 64, costs.CPU)
+    residency = planning.first_residency(program)
+    engine_program = planning.core_program(program, residency.donated)
+    needed = [0] * len(program.operations)
+    budget = planning.unbudgeted_peak(program, engine_program, settings, 0) - shape.size * 4
+    planner = planning.WorkspacePlanner(program, lambda _: engine_program, residency, budget, 0)
+    together, seconds = planning.plan_without_launches(
+        program, residency, settings, needed, capacity_bytes=budget, kept_bytes=0
+    )
+    each = planning.work_seconds(program, costs.CPU)
+    alone, _ = planner.plan(settings, needed)
+
+    def runs(plan: Any) -> list[int]:
+        return [action[1] for action in plan.actions if len(action) == 4]
+
+    def products(plan: Any) -> int:
+        return sum(program.operations[n].kernel.label == "dot_general" for n in runs(plan))
+
+    assert products(alone) == 5
+    assert products(together) == 4
+    assert len(runs(together)) > len(runs(alone))
+    assert seconds == pytest.approx(sum(each[n] for n in runs(together)))
+    assert seconds < sum(each[n] for n in runs(alone))
+
+
 @pytest.mark.unless_forced("no plan is written down as segments then")
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler")
 @pytest.mark.usefixtures("by_estimates")
@@ -80,13 +120,13 @@ def test_training_in_segments_of_a_plan_gives_the_same_bits(
 ) -> None:
     program = getattr(models, name)()
     expected, _ = trained(program, 8)
-    forms = tiers._forms
+    forms = tiers.forms_of
 
     def of_the_plan(*args: Any) -> Any:
         found = yield from forms(*args)
         return [form for form in found if form.unrolled]
 
-    monkeypatch.setattr(tiers, "_forms", of_the_plan)
+    monkeypatch.setattr(tiers, "forms_of", of_the_plan)
     monkeypatch.setattr(tiers, "_WORTH_IT", 1e9)  # whatever it costs
     monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
     got, step = trained(program, 8, budget=budget)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
 
@@ -27,6 +28,8 @@ from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.progress import progress_bar
 
 Wanted = tuple[Kernel, tuple[int, ...], str]  # a kernel, its output modes, its source line
+
+T = TypeVar("T")
 
 _FEW = 4  # so many are not worth threads
 
@@ -108,6 +111,11 @@ def compile_gradually(
     while running:
         yield list(running)
         keep_compiled()
+
+
+def beside_calls(work: Callable[..., T], *args: Any) -> concurrent.futures.Future[T]:
+    """Does something where operations are compiled beside calls; the process waits for its end."""
+    return _pool_beside_calls().submit(work, *args)
 
 
 def _missing(wanted: Iterable[Wanted], device: jax.Device) -> list[Wanted]:

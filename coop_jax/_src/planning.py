@@ -19,6 +19,7 @@ from coop_jax import _core
 from coop_jax._src import policies
 from coop_jax._src.candidates import Candidates
 from coop_jax._src.candidates import PlanSettings as PlanSettings
+from coop_jax._src.costs import DeviceProfile
 from coop_jax._src.improving import kinds_of
 from coop_jax._src.program import Program, Storage
 from coop_jax._src.residency import ADOPT, OUTSIDE, Residency
@@ -243,6 +244,49 @@ class WorkspacePlanner:
             seconds += refill_seconds(way, [a[1] for a in plan.actions if len(a) == 4])
             seconds *= _CLEARLY_BETTER
         return False, seconds
+
+
+def plan_without_launches(
+    program: Program,
+    residency: Residency,
+    settings: PlanSettings,
+    needed: Sequence[int],
+    *,
+    capacity_bytes: int,
+    kept_bytes: int,
+) -> tuple[_core.Plan, float]:
+    """The plan of a call where operations run together, and what operations then take in seconds.
+
+    What is launched as one costs only its work, so small operations are run again rather than large
+    ones. No search: it is made while calls go on.
+
+    Args:
+      program: what to plan.
+      residency: where the inputs lie.
+      settings: the policy and what costs are.
+      needed: workspace of each operation.
+      capacity_bytes: the budget.
+      kept_bytes: workspace to reserve in any case.
+    """
+    seconds = work_seconds(program, settings.profile)
+    planner = WorkspacePlanner(
+        program,
+        lambda way: core_program(program, residency.donated, seconds, way),
+        residency,
+        capacity_bytes,
+        kept_bytes,
+    )
+    policy = policies.without_search(settings.policy)
+    plan, _ = planner.plan(dataclasses.replace(settings, policy=policy), needed)
+    return plan, sum(seconds[a[1]] for a in plan.actions if len(a) == 4)
+
+
+def work_seconds(program: Program, profile: DeviceProfile) -> list[float]:
+    """What each operation takes without its launch; something, or it would be run for nothing."""
+    least = profile.launch_seconds / 20
+    return [
+        max(least, op.kernel.cost_seconds - profile.launch_seconds) for op in program.operations
+    ]
 
 
 def unbudgeted_peak(

@@ -32,31 +32,26 @@ from coop_jax._src import (
     placement,
     planning,
     policies,
-    segmenting,
     segments,
     switches,
     workspaces,
 )
 from coop_jax._src.compat import arrays
+from coop_jax._src.forms import Form, forms_of
 from coop_jax._src.gradual import GradualWork, Pieces
-from coop_jax._src.instructions import CompiledPlan
-from coop_jax._src.kernels import Kernel, KernelCache
+from coop_jax._src.kernels import Kernel
 from coop_jax._src.placement import Placement
 from coop_jax._src.program import Program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.segments import Segment
 from coop_jax._src.signatures import Signature, Tier, compile_all, compile_all_gradually
-from coop_jax._src.unrolled import Unrolled, room_before, unrolled
 
 # Waking XLA's threads for an operation and waiting for them takes about so long, on two cores.
 _LAUNCH_SECONDS = 3e-5
 
 # To pass an array to an operation, or to take one from it, takes about so long.
 _ARRAY_SECONDS = 1e-6
-
-# Sizes of segments that are tried: halves of the largest, so many times.
-_SIZES = 6
 
 # So many forms are compiled, each so often: the operations that stand apart are found one after the
 # other, and what a segment really needs is known only then.
@@ -67,9 +62,6 @@ _ATTEMPTS = 5
 # many segments.
 _AS_EXPECTED = 1.03
 _SMALLER = 1.4
-
-# Of a plan as a program: parts of the budget that segments may fill.
-_PARTS = (1.0, 0.98, 0.95, 0.91, 0.86, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 # A call has to become so much shorter: what is expected is not what is measured.
 _WORTH_IT = 0.97
@@ -135,23 +127,6 @@ def _may_be_segmented(runtime: Runtime) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """A way to put operations into segments; of the program, or of its plan as a program."""
-
-    written: Program
-    unrolled: Unrolled | None
-    most_bytes: float
-    room: tuple[int, ...]
-    in_pool: bool
-
-    def made(self, cache: KernelCache) -> Program:
-        """The segmented program, with what is known of operations and segments by now."""
-        return segmenting.segmented(
-            self.written, cache, self.most_bytes, self.room, in_pool=self.in_pool
-        )
-
-
 def _segmented(
     runtime: Runtime, signature: Signature, residency: Residency, *, at_once: bool
 ) -> Pieces[Signature | None]:
@@ -169,9 +144,9 @@ def _segmented(
 
     best = _WORTH_IT * _seconds(now, profile, scale)
     chosen: Signature | None = None
-    forms = yield from _forms(runtime, signature, known)
+    forms = yield from forms_of(runtime, signature, residency, known)
     for _ in range(_TRIED):
-        made: list[tuple[_Form, Program]] = []
+        made: list[tuple[Form, Program]] = []
         expected: list[float] = []
         for form in forms:
             yield ()
@@ -200,7 +175,7 @@ def _segmented(
 
 
 def _compiled(
-    form: _Form, signature: Signature, runtime: Runtime, *, at_once: bool
+    form: Form, signature: Signature, runtime: Runtime, *, at_once: bool
 ) -> Pieces[Signature | None]:
     """A form, compiled until XLA does with it what is known of it; None where it cannot."""
     found: Signature | None = None
@@ -237,32 +212,6 @@ def _compiled(
                 member.stands_apart = True
                 found = None
     return found
-
-
-def _forms(runtime: Runtime, signature: Signature, known: CompiledPlan) -> Pieces[list[_Form]]:
-    """Segments of several sizes; also of the plan, where it recomputes."""
-    program = signature.program
-    assert program is not None
-    forms: list[_Form] = []
-    limit = math.inf
-    seen = set[int]()
-    for _ in range(_SIZES):
-        yield ()
-        form = _Form(program, None, limit, (), in_pool=False)
-        made = form.made(runtime._cache)
-        if len(made.operations) not in seen:
-            seen.add(len(made.operations))
-            forms += [form, dataclasses.replace(form, in_pool=True)]
-        limit = min(limit, max(segments.temporary_bytes(made), default=0)) / 2
-    if not known.stats["recomputations"]:
-        return forms
-    written = unrolled(program, known.plan)
-    for part in _PARTS:
-        within = int(part * (runtime.capacity_bytes() - known.outside_bytes))
-        room = tuple(room_before(written.program, within))
-        # In XLA's memory it would take the place of what is in the pool.
-        forms.append(_Form(written.program, written, math.inf, room, in_pool=True))
-    return forms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
