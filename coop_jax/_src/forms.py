@@ -1,0 +1,102 @@
+"""The forms of a program with segments among which `tiers` chooses.
+
+Of the program, and where a plan recomputes of the plan as a program (see `unrolled`), with what
+operations hand on in XLA's memory or in the pool's. Where operations run together a launch costs
+nothing, so another plan may be better than that of single operations.
+
+Thread rule: under the runtime's lock; the other plan is made beside calls. Cost: a plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from coop_jax import _core
+from coop_jax._src import compiling, planning, segmenting, segments
+from coop_jax._src.gradual import Pieces
+from coop_jax._src.instructions import CompiledPlan
+from coop_jax._src.kernels import KernelCache
+from coop_jax._src.program import Program
+from coop_jax._src.residency import Residency
+from coop_jax._src.runtime import Runtime
+from coop_jax._src.signatures import Signature
+from coop_jax._src.unrolled import Unrolled, room_before, unrolled
+
+# Sizes of segments that are tried: halves of the largest, so many times.
+_SIZES = 6
+
+# Of a plan as a program: parts of the budget that segments may fill.
+_PARTS = (1.0, 0.98, 0.95, 0.91, 0.86, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """A way to put operations into segments; of the program, or of its plan as a program."""
+
+    written: Program
+    unrolled: Unrolled | None
+    most_bytes: float
+    room: tuple[int, ...]
+    in_pool: bool
+
+    def made(self, cache: KernelCache) -> Program:
+        """The segmented program, with what is known of operations and segments by now."""
+        return segmenting.segmented(
+            self.written, cache, self.most_bytes, self.room, in_pool=self.in_pool
+        )
+
+
+def forms_of(
+    runtime: Runtime, signature: Signature, residency: Residency, known: CompiledPlan
+) -> Pieces[list[Form]]:
+    """Segments of several sizes; also of the plan, where it recomputes."""
+    program = signature.program
+    assert program is not None
+    forms: list[Form] = []
+    limit = math.inf
+    seen = set[int]()
+    for _ in range(_SIZES):
+        yield ()
+        form = Form(program, None, limit, (), in_pool=False)
+        made = form.made(runtime._cache)
+        if len(made.operations) not in seen:
+            seen.add(len(made.operations))
+            forms += [form, dataclasses.replace(form, in_pool=True)]
+        limit = min(limit, max(segments.temporary_bytes(made), default=0)) / 2
+    if not known.stats["recomputations"]:
+        return forms
+    plan = yield from _plan_of_segments(runtime, signature, residency, known)
+    written = unrolled(program, plan)
+    for part in _PARTS:
+        within = int(part * (runtime.capacity_bytes() - plan.stats["peak_outside_bytes"]))
+        room = tuple(room_before(written.program, within))
+        # In XLA's memory it would take the place of what is in the pool.
+        forms.append(Form(written.program, written, math.inf, room, in_pool=True))
+    return forms
+
+
+def _plan_of_segments(
+    runtime: Runtime, signature: Signature, residency: Residency, known: CompiledPlan
+) -> Pieces[_core.Plan]:
+    """What takes least where operations run together: the plan that is known, or another."""
+    program, needed = signature.program, signature.workspaces
+    settings = runtime._settings
+    assert program is not None
+    assert needed is not None
+    made = compiling.beside_calls(
+        lambda: planning.plan_without_launches(
+            program,
+            residency,
+            settings,
+            needed,
+            capacity_bytes=runtime.capacity_bytes(),
+            kept_bytes=runtime._workspace_bytes,
+        )
+    )
+    yield [made]
+    plan, seconds = made.result()
+    each = planning.work_seconds(program, settings.profile)
+    if not plan.feasible or seconds >= sum(each[a[1]] for a in known.plan.actions if len(a) == 4):
+        return known.plan
+    return plan
