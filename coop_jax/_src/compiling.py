@@ -17,7 +17,7 @@ import concurrent.futures
 import functools
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -113,9 +113,9 @@ def compile_gradually(
         keep_compiled()
 
 
-def beside_calls(work: Callable[..., T], *args: Any) -> concurrent.futures.Future[T]:
+def beside_calls(work: Callable[[], T]) -> concurrent.futures.Future[T]:
     """Does something where operations are compiled beside calls; the process waits for its end."""
-    return _pool_beside_calls().submit(work, *args)
+    return _pool_beside_calls().submit(work)
 
 
 def _missing(wanted: Iterable[Wanted], device: jax.Device) -> list[Wanted]:

@@ -95,8 +95,9 @@ def _plan_of_segments(
         )
     )
     yield [made]
-    plan, seconds = made.result()
-    each = planning.work_seconds(program, settings.profile)
-    if not plan.feasible or seconds >= sum(each[a[1]] for a in known.plan.actions if len(a) == 4):
-        return known.plan
-    return plan
+    plan, seconds = made.result(), planning.work_seconds(program, settings.profile)
+
+    def work(plan: _core.Plan) -> float:
+        return sum(seconds[action[1]] for action in plan.actions if len(action) == 4)
+
+    return plan if plan.feasible and work(plan) < work(known.plan) else known.plan

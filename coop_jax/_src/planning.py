@@ -254,8 +254,8 @@ def plan_without_launches(
     *,
     capacity_bytes: int,
     kept_bytes: int,
-) -> tuple[_core.Plan, float]:
-    """The plan of a call where operations run together, and what operations then take in seconds.
+) -> _core.Plan:
+    """The plan of a call where operations run together, feasible or not.
 
     What is launched as one costs only its work, so small operations are run again rather than large
     ones. No search: it is made while calls go on.
@@ -278,7 +278,7 @@ def plan_without_launches(
     )
     policy = policies.without_search(settings.policy)
     plan, _ = planner.plan(dataclasses.replace(settings, policy=policy), needed)
-    return plan, sum(seconds[a[1]] for a in plan.actions if len(a) == 4)
+    return plan
 
 
 def work_seconds(program: Program, profile: DeviceProfile) -> list[float]:
