@@ -42,6 +42,20 @@ def test_a_product_takes_what_follows_and_not_what_goes_in() -> None:
     assert found == ["tanh", "dot_general broadcast_in_dim add tanh"]
 
 
+def test_what_is_written_over_all_of_an_array_is_no_operation() -> None:
+    def update(old: jax.Array, new: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice(old, jnp.tanh(new)[:64], (3, 0))
+
+    assert labels(update, X, X) == ["tanh"]
+    row = jax.ShapeDtypeStruct((1, 64), jnp.float32)
+    part = labels(lambda old, new: lax.dynamic_update_slice(old, new, (3, 0)), X, row)
+    assert part == ["dynamic_update_slice"]
+    step = coop_jax.run(update, "1MiB", donate_argnums=0)
+    old, new = jnp.zeros(X.shape), jax.random.normal(jax.random.key(0), X.shape)
+    assert_same_bits(step(old, new), jnp.tanh(new))
+    assert old.is_deleted()
+
+
 def test_a_program_without_operations_is_fused_too() -> None:
     assert labels(lambda x: x, X) == []
 

@@ -27,7 +27,7 @@ from coop_jax._src.segments import Member, Segment, Source, temporaries, workspa
 
 # An operation that needs so much workspace gets blocks for it also where it stays alone, and a
 # segment more blocks than were expected.
-_LARGE_BYTES = 1 << 18
+LARGE_BYTES = 1 << 18
 
 
 class Composer:
@@ -73,7 +73,7 @@ class Composer:
 
     def stays_alone(self, op: Operation) -> bool:
         """Whether an operation with nobody beside it is left as it is."""
-        return not (self._in_pool and workspace_bytes(op.kernel) >= _LARGE_BYTES)
+        return not (self._in_pool and workspace_bytes(op.kernel) >= LARGE_BYTES)
 
     def composed(self, numbers: Sequence[int], temporary_bytes: int) -> Operation:
         """These operations as one, without results for its scratch: see `with_scratch`.
@@ -215,7 +215,7 @@ class Composer:
             segment = self._cache.remembered(known, functools.partial(made, block_bytes))
             assert isinstance(segment, Segment)
             lacking = [n for n in temporaries(segment) if n >= scratch.LEAST_BYTES]
-            if not self._in_pool or sum(lacking) < _LARGE_BYTES:
+            if not self._in_pool or sum(lacking) < LARGE_BYTES:
                 return segment
             # It was compiled before: XLA told what it placed elsewhere.
             block_bytes = sorted((*block_bytes, *lacking), reverse=True)

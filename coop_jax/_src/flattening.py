@@ -229,6 +229,8 @@ class Flattener:
                 out = eqn.outvars[0].aval
                 if primitives.is_identity(eqn.primitive, eqn.params, self.avals[first], out):
                     return [first]
+                if primitives.is_replacement(eqn.primitive, [x.aval for x in eqn.invars]):
+                    return [operands[1]]
                 if (
                     primitives.is_view(eqn.primitive, eqn.params, self.avals[first], out)
                     and self._may_view(first)

@@ -14,6 +14,7 @@ import math
 
 from coop_jax import _core
 from coop_jax._src import compiling, planning, segmenting, segments
+from coop_jax._src.composing import LARGE_BYTES
 from coop_jax._src.gradual import Pieces
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.kernels import KernelCache
@@ -70,6 +71,7 @@ def forms_of(
     written = unrolled(program, plan)
     for part in _PARTS:
         within = int(part * (runtime.capacity_bytes() - plan.stats["peak_outside_bytes"]))
+        within -= min(LARGE_BYTES, within // 64)  # which segments may need of XLA's memory
         room = tuple(room_before(written.program, within))
         # In XLA's memory it would take the place of what is in the pool.
         forms.append(Form(written.program, written, math.inf, room, in_pool=True))

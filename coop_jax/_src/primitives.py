@@ -7,6 +7,7 @@ which may write their output over an input, which must never run twice, which ca
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from coop_jax._src.compat import jaxprs
@@ -61,16 +62,26 @@ _IDENTITIES = frozenset(
 )
 
 
+_MAY_CHANGE_NOTHING = frozenset(
+    ("convert_element_type", "reshape", "squeeze", "broadcast_in_dim", "transpose", "slice")
+)
+
+
 def is_identity(primitive: Any, params: dict[str, Any], operand: Any, result: Any) -> bool:
     """Whether the result's bits, shape and dtype are the operand's."""
     name = primitive.name
     if name in _IDENTITIES:
         return True
-    if name in ("convert_element_type", "reshape", "squeeze", "broadcast_in_dim", "transpose"):
+    if name in _MAY_CHANGE_NOTHING:
         return bool(operand.shape == result.shape and operand.dtype == result.dtype) and (
             name != "transpose" or is_view(primitive, params, operand, result)
         )
     return False
+
+
+def is_replacement(primitive: Any, operands: Sequence[Any]) -> bool:
+    """Whether the result is the second operand, which is written over all of the first."""
+    return bool(primitive.name == "dynamic_update_slice" and operands[0].shape == operands[1].shape)
 
 
 def is_view(primitive: Any, params: dict[str, Any], operand: Any, result: Any) -> bool:

@@ -134,18 +134,22 @@ class _Segmenter:
             count = len(numbers)
             made = self._composer.composed(numbers, self._most_at_once)
             if len(numbers) > 1 and self._exceeds_room(numbers[0], made):
-                count = self._fitting(numbers)
+                count = self._fitting(numbers, made)
                 self._emit(numbers[:count])
             else:
                 self.operations.append(self._composer.with_scratch(made))
             numbers = numbers[count:]
 
-    def _fitting(self, numbers: Sequence[int]) -> int:
-        """How many of these operations a segment may have, of which all are too many."""
+    def _fitting(self, numbers: Sequence[int], made: Operation) -> int:
+        """How many of these operations a segment may have, of which all are too many.
+
+        What XLA needs beyond what was expected of all it is expected to need of fewer, too.
+        """
+        beyond = max(0, self._composer.added_by(made) - self._composer.adds(numbers))
         few, many = 1, len(numbers)
         while many - few > max(1, few // _FITTING_SHARE):
             middle = (few + many) // 2
-            if self._composer.adds(numbers[:middle]) <= self._room[numbers[0]]:
+            if self._composer.adds(numbers[:middle]) + beyond <= self._room[numbers[0]]:
                 few = middle
             else:
                 many = middle

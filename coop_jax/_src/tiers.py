@@ -56,7 +56,7 @@ _ARRAY_SECONDS = 1e-6
 # So many forms are compiled, each so often: the operations that stand apart are found one after the
 # other, and what a segment really needs is known only then.
 _TRIED = 3
-_ATTEMPTS = 5
+_ATTEMPTS = 8
 
 # Where one needs so much more time than was expected, another may be better, of so many times as
 # many segments.
