@@ -44,6 +44,37 @@ class RefCell:
         self.current = current
 
 
+class CallersRefs:
+    """References of the caller's in a call: the cells that stand for them."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self) -> None:
+        self._cells: dict[int, tuple[Any, RefCell, Any]] = {}
+
+    def cell_of(self, ref: Any, value_of: Callable[[Any], Any]) -> RefCell:
+        """The cell of a reference; at first it names the value of its contents."""
+        known = self._cells.get(id(ref))
+        if known is None:
+            cell = RefCell(ref.aval, value_of(compat.contents(ref)))
+            known = self._cells[id(ref)] = (ref, cell, cell.current)
+        return known[1]
+
+    def take_written(self) -> list[tuple[Any, Any]]:
+        """Each reference that was written to, with the value of its last contents; once."""
+        written = [
+            (ref, cell.current)
+            for ref, cell, first in self._cells.values()
+            if cell.current is not first and cell.current is not LOST
+        ]
+        self.clear()
+        return written
+
+    def clear(self) -> None:
+        """Forgets them all."""
+        self._cells.clear()
+
+
 def inner_aval(cell: RefCell) -> Any:
     """The abstract value of what a cell holds."""
     return compat.inner_aval(cell.aval)

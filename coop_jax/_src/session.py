@@ -33,7 +33,7 @@ from coop_jax._src.externals import Externals
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.learning import Lesson
 from coop_jax._src.preparing import Prepared, Preparer
-from coop_jax._src.refs import LOST, RefCell
+from coop_jax._src.refs import CallersRefs, RefCell
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.stacks import Stack
 from coop_jax._src.values import Value, aval_of_key, operand_key
@@ -91,7 +91,7 @@ class Session:
         unlimited = runtime.budget_bytes is None
         core.reserved_bytes = runtime.capacity_bytes() if unlimited else 0
         self._peak_bytes = 0
-        self._cells: dict[int, tuple[Any, RefCell, Any]] = {}
+        self._callers_refs = CallersRefs()
         self._lesson = lesson
         if lesson is not None:
             core.record(lesson.history, follow=True)
@@ -114,22 +114,12 @@ class Session:
 
     def cell_of(self, ref: Any) -> RefCell:
         """The cell of a reference of the caller's, which gets its last contents by `write_back`."""
-        known = self._cells.get(id(ref))
-        if known is None:
-            cell = RefCell(ref.aval, self.value_of(compat_refs.contents(ref)))
-            known = self._cells[id(ref)] = (ref, cell, cell.current)
-        return known[1]
+        return self._callers_refs.cell_of(ref, self.value_of)
 
     def write_back(self) -> None:
         """Gives the caller's references what was written into them."""
-        written = [
-            (ref, cell)
-            for ref, cell, first in self._cells.values()
-            if cell.current is not first and cell.current is not LOST
-        ]
-        self._cells.clear()
-        for ref, cell in written:
-            (array,) = self.take([self.as_value(cell.current)])
+        for ref, contents in self._callers_refs.take_written():
+            (array,) = self.take([self.as_value(contents)])
             compat_refs.set_contents(ref, arrays.committed(array))
 
     def as_value(self, x: Any) -> Value:
@@ -352,4 +342,4 @@ class Session:
         )
         core.clear()
         self._externals.clear()
-        self._cells.clear()
+        self._callers_refs.clear()
