@@ -15,7 +15,7 @@ from conftest import assert_same_bits
 from test_segments import launches, signature_of, trained
 
 import coop_jax
-from coop_jax._src import isolation, kernels, segmenting
+from coop_jax._src import composing, isolation, kernels, segmenting, segments
 from coop_jax._src.compat import calls
 from coop_jax._src.composing import Composer
 from coop_jax._src.program import Operation, Program, Storage, Value, releases_of
@@ -249,3 +249,21 @@ def test_layer_norms_are_members_like_others() -> None:
     for _ in range(6):
         step(x, jnp.eye(128) / 2)
     assert launches(step)[0] == 1
+
+
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_what_no_cache_holds_is_computed_in_our_order(
+    monkeypatch: pytest.MonkeyPatch, in_pool: bool
+) -> None:
+    program, cache = planned("mlp", 1.0), kernels.cache_for(jax.devices()[0])
+
+    def in_order() -> list[bool]:
+        made = segmenting.segmented(program, cache, float("inf"), in_pool=in_pool)
+        return [op.kernel.in_order for op in made.operations if isinstance(op.kernel, Segment)]
+
+    assert not any(in_order())
+    (most,) = segments.temporary_bytes(segmenting.segmented(program, cache, float("inf")))
+    monkeypatch.setattr(composing, "_BEYOND_CACHES_BYTES", most)
+    assert in_order() == [True]
+    monkeypatch.setattr(composing, "_BEYOND_CACHES_BYTES", most + 1)
+    assert in_order() == [False]

@@ -18,7 +18,7 @@ from jax import lax
 
 import coop_jax
 from coop_jax._src.instructions import CompiledPlan, Run
-from coop_jax._src.workspaces import provisions, refill_seconds
+from coop_jax._src.workspaces import Provision, malloc_seconds, provisions, refill_seconds
 
 MEBI = 1 << 20
 
@@ -61,6 +61,15 @@ def test_what_it_costs_to_fill_pages_anew() -> None:
     whole, own, *_ = provisions([0, 8 * MEBI], 0, 16 * MEBI)
     assert refill_seconds(whole, [0, 1, 1]) == 0
     assert refill_seconds(own, [0, 1, 1]) == 2 * refill_seconds(own, [1]) > 0
+
+
+def test_what_malloc_does_not_keep_is_filled_anew() -> None:
+    needed = [8 * MEBI, 32 * MEBI, 40 * MEBI, 50 * MEBI]
+    whole = Provision(max(needed))
+    assert malloc_seconds(whole, [0, 1], needed) == 0
+    assert malloc_seconds(whole, [2, 3, 3, 1], needed) > malloc_seconds(whole, [3, 3], needed) > 0
+    own = Provision(32 * MEBI, (0, 0, 0, 50 * MEBI), MEBI)  # counted by `refill_seconds`
+    assert malloc_seconds(own, [2, 3], needed) == malloc_seconds(whole, [2], needed)
 
 
 def pooled(w: jax.Array, x: jax.Array) -> jax.Array:

@@ -222,7 +222,7 @@ class _Costs:
       estimated_seconds: of its operations, launches included.
       launches: how many there are.
       arrays: how many they take and return.
-      refill_seconds: for pages that go to XLA's workspace and come back.
+      refill_seconds: for pages of XLA's workspace that come from the pool or the system each time.
     """
 
     estimated_seconds: float
@@ -251,7 +251,9 @@ def _planned_costs(
     if not plan.feasible:
         return None
     runs = [a[1] for a in plan.actions if len(a) == 4]
-    return _costs_of(program, plan, workspaces.refill_seconds(provision, runs))
+    refill_seconds = workspaces.refill_seconds(provision, runs)
+    refill_seconds += workspaces.malloc_seconds(provision, runs, needed)
+    return _costs_of(program, plan, refill_seconds)
 
 
 def _costs_of(program: Program, plan: _core.Plan, refill_seconds: float) -> _Costs:

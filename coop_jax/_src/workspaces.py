@@ -28,6 +28,10 @@ _PAGES = 2 * 4096
 # pool and those of XLA; 2e-10 each, measured.
 _SECONDS_PER_BYTE = 4e-10
 
+# Larger blocks glibc takes from the system each time and gives back when they are freed, whatever
+# was freed before (DEFAULT_MMAP_THRESHOLD_MAX): XLA's memory for one operation is one block.
+_NEVER_KEPT_BYTES = 1 << 25
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Provision:
@@ -80,3 +84,16 @@ def refill_seconds(provision: Provision, runs: Sequence[int]) -> float:
     if not provision.own_bytes:
         return 0.0
     return _SECONDS_PER_BYTE * sum(provision.own_bytes[n] for n in runs)
+
+
+def malloc_seconds(provision: Provision, runs: Sequence[int], needed: Sequence[int]) -> float:
+    """The same for workspace that malloc takes from the system each time.
+
+    Args:
+      provision: says which operations have blocks of their own instead.
+      runs: operations, in order.
+      needed: workspace of each operation in bytes.
+    """
+    own = provision.own_bytes
+    taken = (needed[n] for n in runs if not (own and own[n]))
+    return _SECONDS_PER_BYTE * sum(nbytes for nbytes in taken if nbytes > _NEVER_KEPT_BYTES)
