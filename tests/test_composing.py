@@ -16,7 +16,7 @@ from test_segments import launches, signature_of, trained
 
 import coop_jax
 from coop_jax._src import composing, isolation, kernels, segmenting, segments
-from coop_jax._src.compat import calls
+from coop_jax._src.compat import calls, jaxprs
 from coop_jax._src.composing import Composer
 from coop_jax._src.program import Operation, Program, Storage, Value, releases_of
 from coop_jax._src.scratch import LEAST_BYTES
@@ -208,17 +208,17 @@ def test_what_is_computed_again_is_computed_again() -> None:
     assert_same_bits(first, np.array(second))
 
 
+def many_products(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Each summed up: all could be computed before the first sum."""
+    total = jnp.zeros(())
+    for k in range(12):
+        total = total + jnp.tanh((x + k) @ w).sum()
+    return total
+
+
 def test_our_order_is_kept_where_another_takes_more_memory() -> None:
-    """Many products, each summed up: all could be computed before the first sum."""
-
-    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
-        total = jnp.zeros(())
-        for k in range(12):
-            total = total + jnp.tanh((x + k) @ w).sum()
-        return total
-
     cache = kernels.cache_for(jax.devices()[0])
-    program = coop_jax.trace_program(fn, X, W, fusion=False).program
+    program = coop_jax.trace_program(many_products, X, W, fusion=False).program
     for op in program.operations:
         op.kernel.executable((kernels.OUTSIDE,) * len(op.results), cache.device, cache)
     numbers = range(len(program.operations))
@@ -231,6 +231,27 @@ def test_our_order_is_kept_where_another_takes_more_memory() -> None:
 
     nbytes = 4 * X.size
     assert needed(in_order=True) <= 5 * nbytes < 12 * nbytes <= needed(in_order=False)
+
+
+def test_neighbours_that_keep_their_order_may_run_at_one_time() -> None:
+    program = coop_jax.trace_program(many_products, X, W, fusion=False).program
+    cache, count = kernels.cache_for(jax.devices()[0]), len(program.operations)
+    composer = Composer(program, cache, in_pool=False, in_order=True)
+    kernel = composer.composed(range(count), 0).kernel
+    assert isinstance(kernel, Segment)
+    jaxpr = jax.make_jaxpr(kernel)(*kernel.in_avals).jaxpr
+    needs: dict[Any, set[int]] = {}  # the members that a value is made after
+    members: list[set[int]] = []
+    for eqn in jaxpr.eqns:
+        after = set().union(*(needs.get(v, set()) for v in eqn.invars if isinstance(v, jaxprs.Var)))
+        if eqn.primitive.name not in ("reshape", "slice"):
+            members.append(after)
+            after = after | {len(members) - 1}
+        needs.update((v, after) for v in eqn.outvars)
+    assert len(members) == count
+    apart = [n for n in range(1, count) if n - 1 not in members[n]]
+    assert apart  # a product and the sum of the one before, say
+    assert all(n - 3 in members[n] for n in range(3, count))
 
 
 @pytest.mark.unless_forced("no segments are made then")

@@ -35,6 +35,10 @@ from coop_jax._src.compat import calls, ffi
 from coop_jax._src.kernels import Kernel
 from coop_jax._src.program import Program
 
+# Of members that keep their order so many may run at one time: each waits for the one so many
+# before it. What one waits for stays in memory until then, so more is not better.
+_AT_ONCE = 3
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
@@ -63,9 +67,9 @@ class Segment(Kernel):
       block_bytes: of each block of scratch beside that.
       temporary_bytes: an estimate of what its members hand on to each other beside that, at most at
         once.
-      in_order: whether each member waits for the one before. XLA goes breadth first where it may,
-        and takes for one what is computed twice of the same operands; where memory is short neither
-        will do.
+      in_order: whether members keep their order, but for neighbours. XLA goes breadth first where
+        it may, and takes for one what is computed twice of the same operands; where memory is short
+        neither will do.
     """
 
     __slots__ = ("block_bytes", "given_up", "in_order", "members", "temporary_bytes")
@@ -102,13 +106,14 @@ class Segment(Kernel):
 
     def __call__(self, *operands: Any) -> list[Any]:
         values = list(operands)
-        before: Sequence[Any] = ()
+        firsts: list[Any] = []  # of what each member made
         for number, member in enumerate(self.members):
             ins = [_read(values[s.value], s) for s in member.sources]
+            waits = self.in_order and number >= _AT_ONCE
+            before = firsts[number - _AT_ONCE :][:1] if waits else ()
             made = calls.apart(member.kernel.called, ins, str(number), before)
             values += made
-            if self.in_order:
-                before = made[:1]
+            firsts.append(made[0])
         results = [values[k] for k in self.outputs]
         return results + ffi.scratch(results, self.out_avals[len(results) :])
 
