@@ -29,6 +29,11 @@ POOLED = """
 """.split()
 # Fewer than 8 bits: counted, but outside the pool.
 UNPOOLED = ["int2", "int4", "uint2", "uint4", "float4_e2m1fn"]
+# Much like others: once will do.
+SELDOM = """
+    uint16 uint32 int2 uint2
+    float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu
+""".split()
 
 
 def make(front_end: str, fn: Any, budget: Any = None, **options: Any) -> Any:
@@ -98,7 +103,10 @@ def _chain(x: jax.Array) -> Any:
 
 
 @both_front_ends
-@pytest.mark.parametrize("name", POOLED + UNPOOLED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n in SELDOM else ()) for n in POOLED + UNPOOLED],
+)
 def test_every_dtype(front_end: str, name: str) -> None:
     x = _array_of(name)
     assert x.dtype.name == name

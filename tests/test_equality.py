@@ -88,7 +88,13 @@ def check(front_end: str, name: str, policy: str, fraction: float) -> None:
         assert outcome.stats.rematerialisations > 0
 
 
-@pytest.mark.parametrize(("policy", "fraction"), [*CASES, *AHEAD])
+@pytest.mark.parametrize(
+    ("policy", "fraction"),
+    [
+        pytest.param(p, f, marks=pytest.mark.slow if p in ("dtr", "dte") and f > 0.5 else ())
+        for p, f in [*CASES, *AHEAD]
+    ],
+)
 @pytest.mark.parametrize("name", ["cnn", "mlp", "gpt"])
 def test_run_trains_to_the_same_bits(name: str, policy: str, fraction: float) -> None:
     check("run", name, policy, fraction)

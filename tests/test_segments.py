@@ -74,7 +74,9 @@ def test_training_in_segments_gives_the_same_bits(
     assert_same_bits(got, expected)
 
 
-@pytest.mark.parametrize("fraction", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize(
+    "fraction", [*(pytest.param(x, marks=pytest.mark.slow) for x in (0.9, 0.7)), 0.5]
+)
 def test_a_budget_is_kept_in_segments_too(
     fraction: float, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

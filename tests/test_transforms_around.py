@@ -75,8 +75,14 @@ AROUND: dict[str, Fn] = {
 }
 
 
+# The longest, made of what others have: once will do.
+SELDOM = ["hessian", "closed over", "vjp used three times", "grad has_aux"]
+
+
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
-@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SELDOM else ()) for n in AROUND]
+)
 def test_transformations_around(name: str, front_end: str) -> None:
     """As JAX, and at half memory the bits of no budget."""
     around = AROUND[name]

@@ -1,6 +1,6 @@
 """Random programs give the same bits at every budget, policy and switch; nothing is left behind.
 
-CI runs the first 60; nightly: `python -m pytest tests/property --programs 2000`. A failure names
+CI runs the first 30; nightly: `python -m pytest tests/property --programs 2000`. A failure names
 the command that runs its seed alone.
 """
 
