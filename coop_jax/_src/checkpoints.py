@@ -5,14 +5,17 @@ over its fullest moment, the rest is made again. Which are cheapest to keep is a
 which narrow places the program is divided, and how much of the pool is left free so that addresses
 are found for everything, is tried.
 
-Thread rule: a function of its arguments. Cost: a minimum cut for each price of memory that is
-tried, some hundred in all; less than a second for some thousand operations.
+Thread rule: a function of its arguments, which works in as many threads as there are cores.
+Cost: a minimum cut for each price of memory that is tried, some hundred in all; less than a second
+for some thousand operations.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
+import os
 from collections.abc import Sequence
 
 from coop_jax import _core
@@ -55,10 +58,10 @@ def ways(program: _core.Program, input_where: Sequence[int], pool_bytes: int) ->
       input_where: where its inputs are, as for `_core.make_plan`.
       pool_bytes: what the plan may use.
     """
-    found = {
-        tuple(kept): Checkpoints(seconds, nbytes, tuple(kept))
-        for parts, first in _CUTS
-        for kept, nbytes, seconds in _core.checkpoints_within(
+
+    def within(cut: tuple[int, bool]) -> list[tuple[list[int], int, float]]:
+        parts, first = cut
+        return _core.checkpoints_within(
             program,
             input_where=input_where,
             pool_bytes=pool_bytes,
@@ -66,5 +69,11 @@ def ways(program: _core.Program, input_where: Sequence[int], pool_bytes: int) ->
             parts=parts,
             first=first,
         )
-    }
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1, "coop_jax-cut") as threads:
+        found = {
+            tuple(kept): Checkpoints(seconds, nbytes, tuple(kept))
+            for ways_of_cut in threads.map(within, _CUTS)
+            for kept, nbytes, seconds in ways_of_cut
+        }
     return sorted(found.values())
