@@ -370,6 +370,8 @@ class Replay:
     recompute_seconds: float
     consumed: bool
     """Whether a donated array of the user is gone since ``run`` began at 0."""
+    obeyed: bool
+    """Whether all that overwrote such arrays since then lies where it was told to."""
 
 class ArgumentReader:
     """Asks the arrays of a call what it has to know of them, in one pass.
@@ -420,6 +422,33 @@ class ArgumentReader:
         ``given`` is not 0 for what the caller gives away. ``drop_host_view`` is asked of an array
         that shares its memory with the host whether it does not any more.
         """
+
+class CallRecognizer:
+    """Tells whether a call finds its arguments and the pool as an earlier one did.
+
+    ``avals`` are the abstract values of the arguments; ``disposable`` is not 0 for what the caller
+    gives away; ``committed`` says whether one of them was put on its device explicitly.
+    """
+
+    def __init__(
+        self,
+        reader: ArgumentReader,
+        pool: Pool,
+        avals: list[Any],
+        disposable: bytes,
+        committed: bool,
+    ) -> None: ...
+    def add(
+        self,
+        where: tuple[int, ...],
+        offsets: tuple[int, ...],
+        donated: tuple[bool, ...],
+        others: tuple[tuple[int, int], ...],
+    ) -> bool:
+        """Remember a ``Residency``; False if it cannot be recognised."""
+
+    def recognize(self, arrays: list[Any]) -> int:
+        """Return the number of the residency that is there, in the order of ``add``, or -1."""
 
 class Prepared:
     """What a primitive on operands of given shapes is: an operand, a view of it, an operation.

@@ -63,6 +63,26 @@ bool ArgumentReader::IsArray(nb::handle x) const {
   return reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) == type_.ptr();
 }
 
+bool ArgumentReader::IsDeleted(nb::handle x) const { return Says(accessors_.is_deleted, x); }
+
+bool ArgumentReader::IsLike(nb::handle x, nb::handle aval) {
+  return AreEqual(Ask(accessors_.aval, x), aval);
+}
+
+bool ArgumentReader::IsCommitted(nb::handle x) const { return Says(accessors_.is_committed, x); }
+
+bool ArgumentReader::IsHereAndReady(nb::handle x) {
+  return LiesHere(Ask(accessors_.placement, x)) && Says(accessors_.is_ready, x);
+}
+
+bool ArgumentReader::HasHostView(nb::handle x) const {
+  return !Ask(accessors_.host_view, x).is_none();
+}
+
+uint64_t ArgumentReader::AddressOf(nb::handle x) const {
+  return nb::cast<uint64_t>(Ask(accessors_.address, x));
+}
+
 bool ArgumentReader::LiesHere(nb::handle placement) {
   for (const nb::object& known : here_) {
     if (known.is(placement)) return true;
@@ -91,11 +111,8 @@ std::vector<size_t> ArgumentReader::Unlike(nb::list values, nb::list avals,
   std::vector<size_t> unlike;
   for (size_t i = 0; i < values.size(); ++i) {
     const nb::handle x = values[i];
-    bool like = IsArray(x) && !Says(accessors_.is_deleted, x);
-    if (like) {
-      like = AreEqual(Ask(accessors_.aval, x), avals[i]);
-    }
-    if (like && committed) like = Says(accessors_.is_committed, x) == *committed;
+    bool like = IsArray(x) && !IsDeleted(x) && IsLike(x, avals[i]);
+    if (like && committed) like = IsCommitted(x) == *committed;
     if (!like) unlike.push_back(i);
   }
   return unlike;
@@ -108,13 +125,12 @@ nb::tuple ArgumentReader::Read(nb::list values, nb::bytes plain) {
   bool any_committed = false;
   for (size_t i = 0; i < values.size(); ++i) {
     const nb::handle x = values[i];
-    if (flags[i] == 0 || !IsArray(x) || Says(accessors_.is_deleted, x) ||
-        !LiesHere(Ask(accessors_.placement, x)) || !Says(accessors_.is_ready, x)) {
+    if (flags[i] == 0 || !IsArray(x) || IsDeleted(x) || !IsHereAndReady(x)) {
       others.push_back(i);
       addresses.append(nb::none());
       continue;
     }
-    any_committed = any_committed || Says(accessors_.is_committed, x);
+    any_committed = any_committed || IsCommitted(x);
     addresses.append(Ask(accessors_.address, x));
   }
   return nb::make_tuple(addresses, any_committed, others);
@@ -128,7 +144,7 @@ std::vector<size_t> ArgumentReader::Left(nb::list values, nb::tuple given) const
   for (size_t i = 0; i < values.size(); ++i) {
     if (!nb::handle(given[i]).is(Py_True)) continue;
     const nb::handle x = values[i];
-    if (!IsArray(x) || !Says(accessors_.is_deleted, x)) left.push_back(i);
+    if (!IsArray(x) || !IsDeleted(x)) left.push_back(i);
   }
   return left;
 }
@@ -184,7 +200,7 @@ nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places,
       lies = Program::Where::kForeign;
       mine = mine && memory.LiveCount(offset) == 1;
       const nb::handle x = arrays[i];
-      if (mine && (!IsArray(x) || !Ask(accessors_.host_view, x).is_none())) {
+      if (mine && (!IsArray(x) || HasHostView(x))) {
         mine = nb::cast<bool>(drop_host_view(x));
       }
     } else if (offset >= 0) {

@@ -16,6 +16,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <utility>
@@ -60,8 +61,16 @@ class ArgumentReader {
                                     nanobind::list places, nanobind::bytes given,
                                     nanobind::handle drop_host_view) const;
 
- private:
+  // Of one value; but for the first it has to be an array, but for the second one not deleted.
   [[nodiscard]] bool IsArray(nanobind::handle x) const;
+  [[nodiscard]] bool IsDeleted(nanobind::handle x) const;
+  [[nodiscard]] bool IsLike(nanobind::handle x, nanobind::handle aval);
+  [[nodiscard]] bool IsCommitted(nanobind::handle x) const;
+  [[nodiscard]] bool IsHereAndReady(nanobind::handle x);
+  [[nodiscard]] bool HasHostView(nanobind::handle x) const;
+  [[nodiscard]] uint64_t AddressOf(nanobind::handle x) const;
+
+ private:
   [[nodiscard]] bool LiesHere(nanobind::handle placement);
   [[nodiscard]] bool AreEqual(const nanobind::object& aval, nanobind::handle expected);
 

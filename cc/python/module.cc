@@ -11,6 +11,7 @@
 #include "cc/ffi/copy.h"
 #include "cc/ffi/scratch.h"
 #include "cc/python/argument_reader.h"
+#include "cc/python/call_recognizer.h"
 #include "cc/python/engine_bindings.h"
 #include "cc/python/pool_bindings.h"
 #include "cc/python/replay.h"
@@ -51,6 +52,7 @@ NB_MODULE(_core, module) {
   coop::python::BindSession(module);
   coop::python::BindReplay(module);
   coop::python::BindArgumentReader(module);
+  coop::python::BindCallRecognizer(module);
   module.def(
       "ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
       "Capsules of the XLA custom call 'coop_copy', 'coop_store' or 'coop_scratch', by platform "

@@ -304,6 +304,20 @@ int64_t PoolMemory::LiveCount(int64_t offset) const {
   return found == live_.end() ? 0 : found->second.count;
 }
 
+bool PoolMemory::Holds(const std::vector<Expected>& blocks) const {
+  const std::lock_guard lock(mutex_);
+  if (live_.size() != blocks.size()) return false;
+  auto expected = blocks.begin();
+  for (const auto& [offset, live] : live_) {
+    if (offset != expected->offset || (expected->bytes != 0 && live.bytes != expected->bytes) ||
+        (expected->alone && live.count != 1)) {
+      return false;
+    }
+    ++expected;
+  }
+  return true;
+}
+
 std::vector<int64_t> PoolMemory::DrainFreed() {
   const std::lock_guard lock(mutex_);
   has_freed_.store(false, std::memory_order_release);

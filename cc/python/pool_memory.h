@@ -156,6 +156,13 @@ class PoolMemory {
 
   [[nodiscard]] std::vector<Block> LiveBlocks() const;  // in address order
   [[nodiscard]] int64_t LiveCount(int64_t offset) const;
+  // Whether these are the live blocks, in address order; bytes 0: any; alone: held once.
+  struct Expected {
+    int64_t offset = 0;
+    int64_t bytes = 0;
+    bool alone = false;
+  };
+  [[nodiscard]] bool Holds(const std::vector<Expected>& blocks) const;
   // Offsets whose count has fallen to zero since the last call, in that order. One that was taken
   // anew in between is still listed.
   [[nodiscard]] std::vector<int64_t> DrainFreed();

@@ -113,7 +113,10 @@ size_t Replay::Run(nb::list values, size_t begin, nb::handle interrupts, nb::han
   if (values.size() < static_cast<size_t>(value_count_)) {
     throw std::invalid_argument("the list must have an item for each value");
   }
-  if (begin == 0) consumed = false;
+  if (begin == 0) {
+    consumed = false;
+    obeyed = true;
+  }
   size_t number = begin;
   for (; number < instructions_.size() && instructions_[number].ready; ++number) {
     const Instruction& instruction = instructions_[number];
@@ -178,12 +181,15 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
     consumed = true;
     // The user's memory may be shared with what XLA does not write over: that is looked at.
     const Sequence found(results);
-    bool obeyed = true;
+    bool placed = true;
     for (size_t i = 0; i < launch.overwritten.size(); ++i) {
       const nb::object address = address_of_(found[launch.slots.size() + i]);
-      obeyed &= memory.OffsetOf(nb::cast<uint64_t>(address)) == launch.overwritten[i];
+      placed &= memory.OffsetOf(nb::cast<uint64_t>(address)) == launch.overwritten[i];
     }
-    if (!obeyed) results = misplaced(number, results);
+    if (!placed) {
+      obeyed = false;
+      results = misplaced(number, results);
+    }
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   (launch.recompute ? recompute_seconds : compute_seconds) += seconds.count();
@@ -235,7 +241,8 @@ void BindReplay(nb::module_& module) {
            nb::arg("misplaced"))
       .def_rw("compute_seconds", &Replay::compute_seconds)
       .def_rw("recompute_seconds", &Replay::recompute_seconds)
-      .def_rw("consumed", &Replay::consumed);
+      .def_rw("consumed", &Replay::consumed)
+      .def_rw("obeyed", &Replay::obeyed);
 }
 
 }  // namespace coop::python

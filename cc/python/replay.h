@@ -72,6 +72,9 @@ class Replay {
   // Whether a donated array of the user is gone since Run began at 0: nothing interrupts from then
   // on. The executor says so, too.
   bool consumed = false;
+  // Whether all that overwrote such arrays since then lies where it was told to. The executor
+  // clears it where it carries out such a launch itself.
+  bool obeyed = false;
 
  private:
   enum class Kind : uint8_t { kOther, kLaunch, kView, kForget };

@@ -41,7 +41,7 @@ def execute(
     counters: Counters,
     interrupts: DeferredInterrupts,
     verifier: Verifier | None = None,
-) -> list[jax.Array]:
+) -> tuple[list[jax.Array], bool]:
     """Carries out a plan.
 
     Args:
@@ -55,7 +55,8 @@ def execute(
       verifier: what compares recomputed values with first ones, or None.
 
     Returns:
-      The output values, in the pool where they are large enough.
+      The output values, in the pool where they are large enough; whether what overwrote donated
+      inputs was carried out in C++, and went where it should.
 
     Raises:
       Whatever an operation raises. The pool is then as before the call; arrays given as inputs are
@@ -99,8 +100,11 @@ def execute(
             if type(instruction) is Run:
                 consumed = consumed or instruction.consumes_input
                 _run(instruction, env, memory, counters, verifier)
-                if replay is not None and may_be_ready(instruction):
-                    replay.make_ready(number)
+                if replay is not None:
+                    if instruction.consumes_input:
+                        replay.obeyed = False  # as far as anybody knows
+                    if may_be_ready(instruction):
+                        replay.make_ready(number)
             elif type(instruction) is View:
                 env[instruction.value] = memory.view(instruction.offset, instruction.spec)
             else:
@@ -114,7 +118,8 @@ def execute(
             if replay is not None and consumed:
                 replay.consumed = True
             number += 1
-        return _outputs(compiled, env, inputs, memory)
+        obeyed = replay is not None and replay.obeyed
+        return _outputs(compiled, env, inputs, memory, obeyed=obeyed), obeyed
     except BaseException as error:
         if consumed or (replay is not None and replay.consumed):
             error.add_note(
@@ -131,19 +136,27 @@ def execute(
 
 
 def _outputs(
-    compiled: CompiledPlan, env: Sequence[Any], inputs: Sequence[jax.Array], memory: PoolMemory
+    compiled: CompiledPlan,
+    env: Sequence[Any],
+    inputs: Sequence[jax.Array],
+    memory: PoolMemory,
+    *,
+    obeyed: bool,
 ) -> list[jax.Array]:
     outputs = [env[value] for value, _, _ in compiled.outputs]
-    # What XLA put elsewhere was copied there, and holds nothing.
-    live = memory.pool.are_live([offset for _, offset in compiled.kept])
-    kept = {position for (position, _), held in zip(compiled.kept, live, strict=True) if held}
-    given: set[int] | None = None
-    for position, (_, offset, spec) in enumerate(compiled.outputs):
-        if spec is None or position in kept:
-            continue
-        given = given or {id(x) for x in inputs}
-        if id(outputs[position]) not in given:
-            outputs[position] = memory.lend(offset, spec)
+    lent = compiled.lent
+    if not obeyed:
+        # What XLA put elsewhere was copied there, and holds nothing.
+        live = memory.pool.are_live([offset for _, offset in compiled.kept])
+        lost = [p for (p, _), held in zip(compiled.kept, live, strict=True) if not held]
+        lent = (*lent, *lost)
+    if lent:
+        given = {id(x) for x in inputs}
+        for position in lent:
+            if id(outputs[position]) not in given:
+                _, offset, spec = compiled.outputs[position]
+                assert spec is not None
+                outputs[position] = memory.lend(offset, spec)
     return outputs
 
 

@@ -94,6 +94,7 @@ class CompiledPlan:
       kept: (position, offset) of results over the memory of a donated input, each value once:
         whoever holds the array holds the memory, as the input's holder did, so nothing needs to be
         lent.
+      lent: positions of the other results in the pool.
       plan: what it was made of.
       refill_seconds: expected for pages that go to XLA's workspace and come back.
       replay: the instructions in C++, once the executor has made it.
@@ -108,6 +109,7 @@ class CompiledPlan:
     outside_bytes: int
     outputs: tuple[tuple[int, int, _core.SlotSpec | None], ...]
     kept: tuple[tuple[int, int], ...]
+    lent: tuple[int, ...]
     plan: _core.Plan
     refill_seconds: float
     replay: _core.Replay | None = None
@@ -158,6 +160,8 @@ def compile_plan(
     )
     translator = _Translator(plan, program, where, donated, memory, cache, provision)
     instructions = translator.translate()
+    outputs, kept = tuple(map(translator.place_of, program.outputs)), translator.kept_outputs()
+    held = {position for position, _ in kept}
     compiled = CompiledPlan(
         instructions=tuple(instructions),
         adopt=translator.adopt,
@@ -166,8 +170,9 @@ def compile_plan(
         workspace_bytes=max([provision.reserved_bytes, *(n for _, n in translator.workspaces)]),
         reserved_workspace_bytes=provision.reserved_bytes,
         outside_bytes=outside_bytes,
-        outputs=tuple(map(translator.place_of, program.outputs)),
-        kept=translator.kept_outputs(),
+        outputs=outputs,
+        kept=kept,
+        lent=tuple(n for n, (*_, spec) in enumerate(outputs) if spec is not None and n not in held),
         plan=plan,
         refill_seconds=refill_seconds(provision, [number for number, _ in translator.workspaces]),
     )

@@ -11,9 +11,13 @@ Invariant: an interrupt is raised once. Thread rule: what is handed over is unde
 
 from __future__ import annotations
 
+# The functions of `signal`, which wraps them in code that takes ten times as long.
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from types import FrameType
+
+_SIGINT, _DEFAULT = int(signal.SIGINT), signal.default_int_handler
 
 
 class DeferredInterrupts:
@@ -28,10 +32,10 @@ class DeferredInterrupts:
     def __enter__(self) -> DeferredInterrupts:
         """Raises KeyboardInterrupt if the last call left one."""
         main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if main and _signal.getsignal(_SIGINT) is _DEFAULT:
             if _handed_over.take():
                 raise KeyboardInterrupt
-            signal.signal(signal.SIGINT, self._note)
+            _signal.signal(_SIGINT, self._note)
             self._active = True
             _main_threads[:] = [self]
         return self
@@ -52,7 +56,7 @@ class DeferredInterrupts:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._active:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            _signal.signal(_SIGINT, _DEFAULT)
             self._active = False
             _main_threads.clear()
         if error is None and self._noted:

@@ -50,7 +50,11 @@ class LeafKinds:
             return False
         unlike = self._reader.unlike(leaves, self._avals)
         check_leaves([leaves[n] for n in unlike])
-        return all(leaf_key(leaves[n]) == self.keys[n] for n in unlike)
+        return all(self.matches(n, leaves[n]) for n in unlike)
+
+    def matches(self, number: int, leaf: Any) -> bool:
+        """Whether a leaf is of the kind of the one of that number."""
+        return leaf_key(leaf) == self.keys[number]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -222,14 +226,19 @@ def move_out(inputs: Inputs, residency: Residency, memory: PoolMemory) -> None:
 
 def delete_donated(
     residency: Residency, inputs: list[Any], outputs: Sequence[jax.Array], device: jax.Device
-) -> None:
-    """Donated arguments are gone after the call, whether their memory was used or not."""
+) -> list[int]:
+    """Donated arguments are gone after the call, whether their memory was used or not.
+
+    Returns:
+      Numbers of those that the call has left.
+    """
     left = arguments.argument_reader(device).left(inputs, residency.donated)
     if left:
         returned = {id(x) for x in outputs}
         for n in left:
             if id(inputs[n]) not in returned and not inputs[n].is_deleted():
                 inputs[n].delete()
+    return left
 
 
 def as_results(
@@ -250,16 +259,17 @@ def as_results(
     wrapped.update(n for n, x in enumerate(results) if id(x) in given)
     shared = {id(inputs.arrays[n]) for n in inputs.from_host}
     for n in wrapped:
-        aval = avals[n]
         if id(results[n]) in shared:
             results[n] = results[n].copy()
             arrays.wait(results[n])
-        if isinstance(aval, jaxprs.ShapedArray):
-            results[n] = arrays.with_aval(
-                results[n],
-                weak_type=aval.weak_type,
-                committed=inputs.committed,
-                shape=aval.shape,
-                dtype=aval.dtype,
-            )
+        results[n] = as_result(results[n], avals[n], committed=inputs.committed)
     return results
+
+
+def as_result(value: Any, aval: Any, *, committed: bool) -> Any:
+    """An output as another array: of the abstract value that the caller expects, as committed."""
+    if not isinstance(aval, jaxprs.ShapedArray):
+        return value
+    return arrays.with_aval(
+        value, weak_type=aval.weak_type, committed=committed, shape=aval.shape, dtype=aval.dtype
+    )

@@ -103,6 +103,27 @@ def _make(
             needed[number] = max(needed[number], nbytes)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ran:
+    """What a call did.
+
+    Attributes:
+      values: its results, then the last contents of each input that is a reference.
+      form: of its signature, that was run.
+      plan: of the form, for `residency`.
+      residency: where its inputs lay.
+      obeyed: of `carry_out`.
+      left: numbers of donated inputs that were to be deleted afterwards.
+    """
+
+    values: list[jax.Array]
+    form: Signature
+    plan: CompiledPlan
+    residency: Residency
+    obeyed: bool
+    left: list[int]
+
+
 def run_planned(
     runtime: Runtime,
     signature: Signature,
@@ -110,7 +131,7 @@ def run_planned(
     interrupts: DeferredInterrupts,
     *,
     fused: bool,
-) -> list[jax.Array]:
+) -> Ran:
     """Carries out a call of a program that is known ahead, in the form that serves it best.
 
     Args:
@@ -119,9 +140,6 @@ def run_planned(
       inputs: arrays for the program's inputs; changed.
       interrupts: checked between operations, until a donated input is consumed.
       fused: whether operations were fused, for an error message.
-
-    Returns:
-      The results, then the last contents of each input that is a reference.
 
     Raises:
       BudgetExceededError: the budget does not suffice.
@@ -151,11 +169,30 @@ def run_planned(
                 raise error from None
             move_out(inputs, residency, memory)
         return run_planned(runtime, signature, inputs, interrupts, fused=fused)
-    counters = runtime._counters
-    measured = counters.compute_seconds
-    constants, verifier = signature.constants, runtime.verifier()
     given = inputs.arrays
-    values = execute(plan, program, given, constants, memory, counters, interrupts, verifier)
+    values, obeyed = carry_out(runtime, form, plan, given, interrupts)
+    left = delete_donated(residency, given, values, runtime.device)
+    signature.tier.ran(time.perf_counter() - begin)
+    return Ran(values, form, plan, residency, obeyed, left)
+
+
+def carry_out(
+    runtime: Runtime,
+    form: Signature,
+    plan: CompiledPlan,
+    given: list[jax.Array],
+    interrupts: DeferredInterrupts,
+) -> tuple[list[jax.Array], bool]:
+    """Carries out a plan of a form for these inputs; counts what it did.
+
+    Returns:
+      As `execute` does.
+    """
+    assert form.program is not None
+    counters, memory = runtime._counters, runtime.memory()
+    measured = counters.compute_seconds
+    constants, verifier = form.constants, runtime.verifier()
+    done = execute(plan, form.program, given, constants, memory, counters, interrupts, verifier)
     stats = plan.stats
     if form.unrolled is not None:
         # Its segments hold first runs and recomputations: what they took is shared out.
@@ -169,6 +206,4 @@ def run_planned(
         outside_bytes=plan.outside_bytes,
         workspace_bytes=plan.workspace_bytes,
     )
-    delete_donated(residency, given, values, runtime.device)
-    signature.tier.ran(time.perf_counter() - begin)
-    return values
+    return done

@@ -38,6 +38,7 @@ from coop_jax._src.passing import (
 )
 from coop_jax._src.planned import run_planned
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
+from coop_jax._src.repeating import known_calls, note
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
 from coop_jax._src.simulation import Simulation, Simulator
@@ -106,7 +107,7 @@ def run(
 
 
 class _Last(NamedTuple):
-    """What the last call was: most often the next one is the same."""
+    """What the last call was: most often the next one is like it."""
 
     tree: Any
     static: Hashable
@@ -164,20 +165,25 @@ class BudgetedFunction(Generic[P, R]):
         """
         if not transforms.at_top():
             return around.call_run(self, args, kwargs)  # type: ignore[no-any-return]
-        signature, leaves = self._signature_of(args, kwargs)
-        runtime = self._runtime or self._make_runtime(signature)
-        with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
-            outputs = self._run(runtime, signature, leaves, interrupts)
-        return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
-
-    def _signature_of(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Signature, list[Any]]:
-        """The signature of a call, found or made, and its leaves."""
         static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
         last = self._last
-        if last and last.tree == tree and last.static == static and last.kinds.match(leaves):
-            return last.signature, leaves
+        if last and (last.tree != tree or last.static != static):
+            last = None
+        if last and (known := known_calls(last.signature)):
+            with self.runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
+                outputs = known.repeat(leaves, interrupts)
+            if outputs is not None:
+                return jax.tree_util.tree_unflatten(last.signature.out_tree, outputs)  # type: ignore[no-any-return]
+        if not (last and last.kinds.match(leaves)):
+            last = self._last = self._look_up(static, leaves, tree)
+        signature = last.signature
+        runtime = self._runtime or self._make_runtime(signature)
+        with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
+            outputs = self._run(runtime, last, leaves, interrupts)
+        return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
+
+    def _look_up(self, static: Hashable, leaves: list[Any], tree: Any) -> _Last:
+        """The signature of a call that is not like the last one, found or made."""
         check_leaves(leaves)
         kinds = LeafKinds(leaves, self._placed_on())
         key = (tree, static, kinds.keys)
@@ -186,8 +192,7 @@ class BudgetedFunction(Generic[P, R]):
             donated = donated_leaves(tree, self._donate)
             signature = self._trace(static, leaves, tree, donated)
             self._signatures[key] = signature
-        self._last = _Last(tree, static, kinds, signature)
-        return signature, leaves
+        return _Last(tree, static, kinds, signature)
 
     def simulate(self, *args: P.args, **kwargs: P.kwargs) -> Simulation:
         """Says what a first call with these arguments does, without doing it.
@@ -303,23 +308,29 @@ class BudgetedFunction(Generic[P, R]):
     def _run(
         self,
         runtime: Runtime,
-        signature: Signature,
+        call: _Last,
         leaves: list[Any],
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
+        signature = call.signature
         given = [*leaves, *signature.refs]
         refs = [x for x in given if compat_refs.is_ref(x)] if signature.has_refs else []
         if refs:
             contents = iter(contents_of(refs))
             given = [next(contents) if compat_refs.is_ref(x) else x for x in given]
         inputs = read_inputs(given, signature.kinds, runtime.device)
+        ran = None
         if signature.program is None:
             values = run_online(runtime, signature, inputs.arrays, interrupts)
         else:
-            values = run_planned(runtime, signature, inputs, interrupts, fused=self._fusion)
+            ran = run_planned(runtime, signature, inputs, interrupts, fused=self._fusion)
+            values = ran.values
         if refs:
             last = values[len(signature.out_avals) :]
             values = values[: len(signature.out_avals)]
             for ref, value in zip(refs, last, strict=True):
                 compat_refs.set_contents(ref, arrays.committed(value))
-        return as_results(values, signature.out_avals, inputs, runtime.device)
+        results = as_results(values, signature.out_avals, inputs, runtime.device)
+        if ran is not None:
+            note(runtime, signature, call.kinds, leaves, inputs, ran, results)
+        return results

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -23,6 +23,9 @@ from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.unrolled import Unrolled
 from coop_jax._src.workspaces import Provision
+
+if TYPE_CHECKING:
+    from coop_jax._src.repeating import KnownCalls
 
 # Calls in one form: the first ones compile and plan; after so many it is known what they take.
 _UNTIL_SETTLED, _JUDGED_AFTER = 3, 10
@@ -104,6 +107,7 @@ class Signature:
     tier: Tier
     lesson: Lesson | None = None  # of calls that branch or loop on values
     unrolled: Unrolled | None = None  # of whose plan the program is what it is, in segments
+    known: KnownCalls | None = None  # those that need not be looked at closely again
 
 
 def engine_program_of(
