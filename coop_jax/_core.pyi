@@ -697,6 +697,14 @@ def checkpoints_within(
         ValueError: there is not one ``input_where`` an input.
     """
 
+def checkpoints_at_cuts(
+    program: Program, *, input_where: Sequence[int], parts: Sequence[int], first: bool = False
+) -> list[tuple[list[int], int, float]]:
+    """What is alive over the narrow cuts between so many parts, for each number of parts.
+
+    Returns, raises: as ``checkpoints_within``.
+    """
+
 class History:
     """What a function did in its last call. See cc/core/history.h."""
 

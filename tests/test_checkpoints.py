@@ -47,16 +47,27 @@ def train(program: models.TrainingProgram, budget: int | None, *, fusion: bool) 
 
 
 @pytest.mark.parametrize(
-    ("name", "fusion"),
-    [("mlp", False), ("cnn", False), ("cnn", True), ("gpt", False), ("gpt", True)],
+    ("name", "fusion", "is_long"),
+    [
+        ("mlp", False, False),
+        ("cnn", False, False),
+        ("cnn", True, False),
+        ("gpt", False, False),
+        ("gpt", True, False),
+        ("mlp", False, True),
+        ("gpt", False, True),
+        ("cnn", False, True),
+    ],
 )
 @pytest.mark.no_recomputation("what is checked are plans that evict for themselves")
 def test_steps_around_checkpoints_give_the_same_bits(
-    name: str, fusion: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, fusion: bool, is_long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = {"mlp": models.mlp, "cnn": models.cnn, "gpt": models.gpt}[name]()
     expected, plain = train(program, None, fusion=fusion)
     make, carried = candidates._core.make_plan, []
+    if is_long:  # then it is divided at narrow places only
+        monkeypatch.setattr(candidates, "_LARGE", 0)
 
     def only_around_checkpoints(engine_program: Any, **options: Any) -> Any:
         plan = make(engine_program, **options)

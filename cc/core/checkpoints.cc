@@ -97,6 +97,18 @@ bool Translate(const Rewriting& rewriting, size_t storages, Plan* plan) {
   return true;
 }
 
+struct NarrowCuts {
+  std::vector<int32_t> after;  // operations that a cut comes after, in order
+  std::vector<uint8_t> alive;  // by storage: over a cut, or made after the last of them
+};
+
+Checkpoints Around(const Program& program, std::vector<uint8_t> kept) {
+  const Rewriting around(program, kept);
+  return {.kept = std::move(kept),
+          .pool_bytes = FullestBytes(around.program),
+          .recompute_seconds = around.copied_seconds};
+}
+
 Plan Refused(const PlanOptions& options) {
   Plan plan;
   plan.failure.reason = FailureReason::kThrashing;
@@ -105,10 +117,7 @@ Plan Refused(const PlanOptions& options) {
   return plan;
 }
 
-}  // namespace
-
-std::vector<uint8_t> AliveOverNarrowCuts(const Program& program, int32_t moment, int32_t parts,
-                                         Cut cut) {
+NarrowCuts FindNarrowCuts(const Program& program, int32_t moment, int32_t parts, Cut cut) {
   Require(moment >= 0 && moment < program.operation_count(), "a moment must be an operation");
   Require(parts >= 1, "a program has at least one part");
   const size_t storages = program.storage_bytes.size();
@@ -166,7 +175,45 @@ std::vector<uint8_t> AliveOverNarrowCuts(const Program& program, int32_t moment,
     const auto next = std::lower_bound(cuts.begin(), cuts.end(), made_at[s]);
     alive[s] = next == cuts.end() || *next < read_until[s] ? 1 : 0;
   }
-  return alive;
+  return {.after = std::move(cuts), .alive = std::move(alive)};
+}
+
+// Of what is alive over the cuts what is needed to make a later part again than its own.
+std::vector<uint8_t> NeededByLaterParts(const Program& program, int32_t moment,
+                                        const NarrowCuts& cuts) {
+  std::vector<uint8_t> kept = cuts.alive;
+  const size_t storages = kept.size();
+  std::vector<uint8_t> is_read(storages, 0);      // after the moment, or by what runs again
+  std::vector<int32_t> read_by(storages, kNone);  // the last part that reads it when made again
+  for (int32_t i = moment + 1; i < program.operation_count(); ++i) {
+    for (const int32_t s : Row(program.op_inputs, program.op_input_begin, i)) {
+      is_read[static_cast<size_t>(s)] = 1;
+    }
+  }
+  for (int32_t i = moment; i >= 0; --i) {
+    const auto next = std::lower_bound(cuts.after.begin(), cuts.after.end(), i);
+    const auto part = static_cast<int32_t>(next - cuts.after.begin());
+    bool again = false;
+    for (const int32_t storage : Row(program.op_outputs, program.op_output_begin, i)) {
+      const auto s = static_cast<size_t>(storage);
+      if (read_by[s] <= part && program.op_recomputable[static_cast<size_t>(i)] != 0) kept[s] = 0;
+      again |= is_read[s] != 0 && kept[s] == 0;
+    }
+    if (!again) continue;
+    for (const int32_t storage : Row(program.op_inputs, program.op_input_begin, i)) {
+      const auto s = static_cast<size_t>(storage);
+      is_read[s] = 1;
+      read_by[s] = std::max(read_by[s], part);
+    }
+  }
+  return kept;
+}
+
+}  // namespace
+
+std::vector<uint8_t> AliveOverNarrowCuts(const Program& program, int32_t moment, int32_t parts,
+                                         Cut cut) {
+  return FindNarrowCuts(program, moment, parts, cut).alive;
 }
 
 std::vector<Checkpoints> CheckpointsWithin(const Program& program, int64_t pool_bytes,
@@ -180,10 +227,19 @@ std::vector<Checkpoints> CheckpointsWithin(const Program& program, int64_t pool_
            program, moment, pool_bytes, shares, anyway, [&](const std::vector<uint8_t>& now) {
              return FullestBytes(Rewriting(program, now).program);
            })) {
-    const Rewriting around(program, kept);
-    all.push_back({.kept = std::move(kept),
-                   .pool_bytes = FullestBytes(around.program),
-                   .recompute_seconds = around.copied_seconds});
+    all.push_back(Around(program, std::move(kept)));
+  }
+  return all;
+}
+
+std::vector<Checkpoints> CheckpointsAtCuts(const Program& program,
+                                           const std::vector<int32_t>& parts, Cut cut) {
+  const int32_t moment = FullestMoment(program);
+  std::vector<Checkpoints> all;
+  for (const int32_t count : parts) {
+    const NarrowCuts cuts = FindNarrowCuts(program, moment, count, cut);
+    all.push_back(Around(program, cuts.alive));
+    all.push_back(Around(program, NeededByLaterParts(program, moment, cuts)));
   }
   return all;
 }

@@ -121,6 +121,14 @@ nb::list KeepCheapest(const Program& program, const Ints& input_where,
   return list;
 }
 
+nb::list CheckpointTuples(const std::vector<Checkpoints>& all) {
+  nb::list list;
+  for (const Checkpoints& found : all) {
+    list.append(nb::make_tuple(Marked(found.kept), found.pool_bytes, found.recompute_seconds));
+  }
+  return list;
+}
+
 nb::list FindCheckpoints(const Program& program, const Ints& input_where, int64_t pool_bytes,
                          const std::vector<double>& shares, int32_t parts, bool first) {
   const Program placed = Placed(program, input_where, std::vector<int64_t>(input_where.size(), -1));
@@ -129,11 +137,18 @@ nb::list FindCheckpoints(const Program& program, const Ints& input_where, int64_
     const nb::gil_scoped_release unlocked;
     all = CheckpointsWithin(placed, pool_bytes, shares, parts, first ? Cut::kFirst : Cut::kLast);
   }
-  nb::list list;
-  for (const Checkpoints& found : all) {
-    list.append(nb::make_tuple(Marked(found.kept), found.pool_bytes, found.recompute_seconds));
+  return CheckpointTuples(all);
+}
+
+nb::list FindCheckpointsAtCuts(const Program& program, const Ints& input_where,
+                               const std::vector<int32_t>& parts, bool first) {
+  const Program placed = Placed(program, input_where, std::vector<int64_t>(input_where.size(), -1));
+  std::vector<Checkpoints> all;
+  if (placed.operation_count() > 0) {
+    const nb::gil_scoped_release unlocked;
+    all = CheckpointsAtCuts(placed, parts, first ? Cut::kFirst : Cut::kLast);
   }
-  return list;
+  return CheckpointTuples(all);
 }
 
 nb::list PlanActions(const Plan& plan) {
@@ -244,6 +259,8 @@ void BindProgram(nb::module_& module) {
   module.def("checkpoints_within", &FindCheckpoints, nb::arg("program"), nb::kw_only(),
              nb::arg("input_where"), nb::arg("pool_bytes"), nb::arg("shares"), nb::arg("parts"),
              nb::arg("first") = false);
+  module.def("checkpoints_at_cuts", &FindCheckpointsAtCuts, nb::arg("program"), nb::kw_only(),
+             nb::arg("input_where"), nb::arg("parts"), nb::arg("first") = false);
 
   module.def("search_window", &Search, nb::arg("bytes"), nb::arg("scores"), nb::arg("evictable"),
              nb::arg("request_bytes"), nb::arg("prefer_right"), nb::arg("free") = nb::list(),

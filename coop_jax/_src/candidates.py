@@ -45,6 +45,7 @@ _KEPT_WORTH = (10.0, 1e6)
 # of those fits.
 _MOST_PACKED = 16
 _MOST_UNPACKED = 4
+_MOST_AT_CUTS = 8
 
 # So many recomputations may be tried and undone for each that a plan may have.
 _TRIES = 2
@@ -134,10 +135,12 @@ class Candidates:
                 if form.sliding_window or not large
             ]
             ahead = self._packed(self._best_of(forms, 0.0, min(settings.give_up, 1.0)))
-            if not large and not (ahead.plan.feasible and recompute_share(ahead.plan) == 0):
+            if not (ahead.plan.feasible and recompute_share(ahead.plan) == 0):
                 if self._is_free:
-                    ahead = self._around_checkpoints(policy, ahead)
-                ahead = self._around_what_is_kept(forms[:2], ahead)
+                    around = self._around_cuts if large else self._around_checkpoints
+                    ahead = around(policy, ahead)
+                if not large:
+                    ahead = self._around_what_is_kept(forms[:2], ahead)
             if ahead.plan.feasible and recompute_share(ahead.plan) <= _COSTLY:
                 return ahead
             policy = policies.where_nothing_is_known(policy)
@@ -259,6 +262,21 @@ class Candidates:
                 self._starts.append(found)
             if is_better(found.plan, best.plan):
                 best = found
+        return best
+
+    def _around_cuts(self, policy: _core.Policy, best: Start) -> Start:
+        """The same for a long program: around narrow places, and no more than one plan."""
+        pool_bytes = self._pool_bytes()
+        ways = checkpoints.ways_at_cuts(self._engine_program, self._where)
+        fitting = [way for way in ways if way.pool_bytes <= pool_bytes]
+        for way in fitting[:_MOST_AT_CUTS]:
+            if way.seconds >= close_seconds(best.plan):
+                break
+            for only_packed in (True, False):
+                found = self._with_checkpoints(policy, way, best, only_packed=only_packed)
+                if found.plan.feasible:
+                    self._starts.append(found)
+                    return found if is_better(found.plan, best.plan) else best
         return best
 
     def _with_checkpoints(

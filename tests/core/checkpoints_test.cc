@@ -78,42 +78,86 @@ TEST(CheckpointsTest, WhateverIsKeptPlansComputeWhatTheProgramDoes) {
   EXPECT_GT(recomputations, feasible);
 }
 
+// A program without operations.
+Program Empty() {
+  Program program;
+  program.op_input_begin = program.op_output_begin = program.release_begin = {0};
+  return program;
+}
+
+// Appends an operation of one second; returns what it makes.
+int32_t Add(Program* program, const std::vector<int32_t>& inputs, int64_t bytes,
+            const std::vector<int32_t>& released = {}) {
+  const int32_t made = program->storage_count();
+  program->storage_bytes.push_back(bytes);
+  program->storage_outside.push_back(0);
+  program->op_inputs.insert(program->op_inputs.end(), inputs.begin(), inputs.end());
+  program->op_input_begin.push_back(static_cast<int32_t>(program->op_inputs.size()));
+  program->op_outputs.push_back(made);
+  program->op_output_begin.push_back(static_cast<int32_t>(program->op_outputs.size()));
+  program->op_in_place.push_back(kNone);
+  program->op_cost_seconds.push_back(1);
+  program->op_recomputable.push_back(1);
+  program->releases.insert(program->releases.end(), released.begin(), released.end());
+  program->release_begin.push_back(static_cast<int32_t>(program->releases.size()));
+  return made;
+}
+
 // Layers of three operations: the first makes much from what the layer before has made, the second
 // much from that, the third little. Backwards, an operation for each layer reads all that its layer
 // made and what came before. The last result is the program's.
 Program Layers(int32_t layers, int64_t little, int64_t much) {
-  Program program;
-  program.op_input_begin = program.op_output_begin = program.release_begin = {0};
-  const auto add = [&](const std::vector<int32_t>& inputs, int64_t bytes,
-                       const std::vector<int32_t>& released) {
-    const int32_t made = program.storage_count();
-    program.storage_bytes.push_back(bytes);
-    program.storage_outside.push_back(0);
-    program.op_inputs.insert(program.op_inputs.end(), inputs.begin(), inputs.end());
-    program.op_input_begin.push_back(static_cast<int32_t>(program.op_inputs.size()));
-    program.op_outputs.push_back(made);
-    program.op_output_begin.push_back(static_cast<int32_t>(program.op_outputs.size()));
-    program.op_in_place.push_back(kNone);
-    program.op_cost_seconds.push_back(1);
-    program.op_recomputable.push_back(1);
-    program.releases.insert(program.releases.end(), released.begin(), released.end());
-    program.release_begin.push_back(static_cast<int32_t>(program.releases.size()));
-    return made;
-  };
-  int32_t last = add({}, little, {});
+  Program program = Empty();
+  int32_t last = Add(&program, {}, little);
   for (int32_t i = 0; i < layers; ++i) {
-    const int32_t first = add({last}, much, {});
-    const int32_t second = add({first}, much, {});
-    last = add({second}, little, {});
+    const int32_t first = Add(&program, {last}, much);
+    const int32_t second = Add(&program, {first}, much);
+    last = Add(&program, {second}, little);
   }
-  int32_t back = add({last}, little, {last});
+  int32_t back = Add(&program, {last}, little, {last});
   for (int32_t i = layers; i-- > 0;) {
     const int32_t before = 3 * i;
-    back =
-        add({back, before, before + 1, before + 2}, little, {back, before, before + 1, before + 2});
+    back = Add(&program, {back, before, before + 1, before + 2}, little,
+               {back, before, before + 1, before + 2});
   }
   program.outputs = {back};
   return program;
+}
+
+// Two recurrent layers: a step makes much from its input and the state before, and of that the
+// state after it; once all are made, each is made an input of the next layer, or at the end summed
+// up. Backwards, for each step what it has read and made is read.
+struct Recurrent {
+  Program program = Empty();
+  std::vector<std::vector<int32_t>> states;  // of each layer, the first one before its steps
+};
+
+Recurrent RecurrentLayers(int32_t steps, int64_t little, int64_t much) {
+  Recurrent made;
+  Program& program = made.program;
+  std::vector<std::vector<int32_t>> read;  // by the way back, step by step
+  std::vector<int32_t> inputs;
+  for (int32_t t = 0; t < steps; ++t) inputs.push_back(Add(&program, {}, little));
+  for (int32_t layer = 0; layer < 2; ++layer) {
+    std::vector<int32_t> states = {Add(&program, {}, little)};
+    for (const int32_t input : inputs) {
+      const int32_t gates = Add(&program, {input, states.back()}, much);
+      read.push_back({input, states.back(), gates});
+      states.push_back(Add(&program, {gates}, little));
+    }
+    for (size_t t = 0; t < inputs.size(); ++t) {
+      inputs[t] = Add(&program, {states[t + 1]}, little);
+    }
+    made.states.push_back(std::move(states));
+  }
+  int32_t back = Add(&program, inputs, little, inputs);
+  for (size_t k = read.size(); k-- > 0;) {
+    std::vector<int32_t> operands = read[k];
+    operands.push_back(back);
+    back = Add(&program, operands, little, {back, read[k][2]});
+  }
+  program.outputs = {back};
+  return made;
 }
 
 TEST(CheckpointsTest, NarrowCutsAreBetweenLayers) {
@@ -215,6 +259,58 @@ TEST(CheckpointsTest, OfEquallyNarrowCutsTheFirstOrTheLastIsTaken) {
   EXPECT_NE(first, last);
   EXPECT_LT(std::find(first.begin(), first.end(), 1), first.end());
   EXPECT_LT(std::find(last.begin(), last.end(), 1), last.end());
+}
+
+TEST(CheckpointsTest, ARecurrentLayerIsDividedByItsState) {
+  const auto [program, states] = RecurrentLayers(32, 1024, 4096);
+  const std::vector<Checkpoints> ways = CheckpointsAtCuts(program, {16});
+  ASSERT_EQ(ways.size(), 2u);
+  const auto kept_of = [&](const Checkpoints& way, size_t layer) {
+    return std::count_if(states[layer].begin(), states[layer].end(),
+                         [&](int32_t s) { return way.kept[static_cast<size_t>(s)] != 0; });
+  };
+  // Nearly all of them are alive over a cut, until the next layer's inputs are made. To make a part
+  // again takes the one that it begins with.
+  EXPECT_GE(kept_of(ways[0], 0), 28);
+  EXPECT_LE(kept_of(ways[1], 0), 16);
+  EXPECT_GE(kept_of(ways[1], 0), 4);
+  EXPECT_LT(ways[1].pool_bytes, ways[0].pool_bytes);
+  // Each is made again from what its own part makes again: nothing else runs besides.
+  EXPECT_LE(ways[1].recompute_seconds - ways[0].recompute_seconds, 33 + 33);
+}
+
+TEST(CheckpointsTest, WhatIsKeptAtCutsOfRandomPrograms) {
+  int fewer = 0;
+  int planned = 0;
+  for (uint64_t seed = 0; seed < 60 && !HasFailure(); ++seed) {
+    ProgramShape shape;
+    shape.operations = 20 + static_cast<int>(seed % 60);
+    shape.unused_later = seed % 3 == 0 ? 0.9 : 0.4;
+    const Program program = RandomProgram(seed, shape);
+    const std::vector<int32_t> parts = {2, 4, 8};
+    const std::vector<Checkpoints> ways =
+        CheckpointsAtCuts(program, parts, seed % 2 == 0 ? Cut::kFirst : Cut::kLast);
+    ASSERT_EQ(ways.size(), 2 * parts.size());
+    for (size_t k = 0; k < ways.size(); ++k) {
+      if (k % 2 == 1) {
+        fewer += ways[k].kept != ways[k - 1].kept;
+        for (size_t s = 0; s < ways[k].kept.size(); ++s) {
+          EXPECT_LE(ways[k].kept[s], ways[k - 1].kept[s]);
+        }
+      }
+      PlanOptions options = Options(Policy::Lookahead(), ways[k].pool_bytes * 3 / 2 + 4096);
+      options.checkpoints = ways[k].kept;
+      try {
+        const Plan plan = MakePlan(program, options);
+        if (!plan.feasible) continue;
+        ++planned;
+        CheckPlan(program, options, plan);
+      } catch (const std::invalid_argument&) {  // foreign inputs that lie outside the pool
+      }
+    }
+  }
+  EXPECT_GT(fewer, 20);
+  EXPECT_GT(planned, 100);
 }
 
 TEST(CheckpointsTest, WhatIsKeptAtLeastAndAtMost) {
