@@ -45,7 +45,10 @@ _KEPT_WORTH = (10.0, 1e6)
 # of those fits.
 _MOST_PACKED = 16
 _MOST_UNPACKED = 4
-_MOST_AT_CUTS = 8
+
+# In long programs so many are tried, each with no more than this share of what the last one needs.
+_MOST_OF_MANY = 8
+_LESS = 0.99
 
 # So many recomputations may be tried and undone for each that a plan may have.
 _TRIES = 2
@@ -137,8 +140,10 @@ class Candidates:
             ahead = self._packed(self._best_of(forms, 0.0, min(settings.give_up, 1.0)))
             if not (ahead.plan.feasible and recompute_share(ahead.plan) == 0):
                 if self._is_free:
-                    around = self._around_cuts if large else self._around_checkpoints
-                    ahead = around(policy, ahead)
+                    if large:
+                        ahead = self._around_checkpoints_of_many(policy, ahead)
+                    else:
+                        ahead = self._around_checkpoints(policy, ahead)
                 if not large:
                     ahead = self._around_what_is_kept(forms[:2], ahead)
             if ahead.plan.feasible and recompute_share(ahead.plan) <= _COSTLY:
@@ -264,19 +269,22 @@ class Candidates:
                 best = found
         return best
 
-    def _around_cuts(self, policy: _core.Policy, best: Start) -> Start:
-        """The same for a long program: around narrow places, and no more than one plan."""
+    def _around_checkpoints_of_many(self, policy: _core.Policy, best: Start) -> Start:
+        """The same for a long program: the first plan found, with more and more room for gaps."""
         pool_bytes = self._pool_bytes()
-        ways = checkpoints.ways_at_cuts(self._engine_program, self._where)
-        fitting = [way for way in ways if way.pool_bytes <= pool_bytes]
-        for way in fitting[:_MOST_AT_CUTS]:
-            if way.seconds >= close_seconds(best.plan):
+        ways = checkpoints.ways(self._engine_program, self._where, pool_bytes)
+        ways = sorted([*ways, *checkpoints.ways_at_cuts(self._engine_program, self._where)])
+        most_bytes, tried = pool_bytes, 0
+        for way in ways:
+            if way.seconds >= close_seconds(best.plan) or tried == _MOST_OF_MANY:
                 break
-            for only_packed in (True, False):
-                found = self._with_checkpoints(policy, way, best, only_packed=only_packed)
-                if found.plan.feasible:
-                    self._starts.append(found)
-                    return found if is_better(found.plan, best.plan) else best
+            if way.pool_bytes > most_bytes:
+                continue
+            most_bytes, tried = int(way.pool_bytes * _LESS), tried + 1
+            found = self._with_checkpoints(policy, way, best, only_packed=False)
+            if found.plan.feasible:
+                self._starts.append(found)
+                return found if is_better(found.plan, best.plan) else best
         return best
 
     def _with_checkpoints(
