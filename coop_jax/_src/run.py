@@ -1,8 +1,8 @@
 """`coop_jax.run`: the front end that sees the whole program before anything runs.
 
 A call goes: flatten the arguments; find (or trace) the program of their signature; find (or make)
-the plan for where the arguments lie; carry it out. In the steady state of a training loop the
-first three are dictionary look-ups.
+the plan for where the arguments lie; carry it out. In the steady state of a training loop the two
+in the middle are one look at the arguments (see `repeating`).
 """
 
 from __future__ import annotations

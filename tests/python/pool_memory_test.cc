@@ -80,6 +80,20 @@ TEST(PoolMemory, ARefusedSlotChangesNothing) {
   pool->Validate();
 }
 
+TEST(PoolMemory, WhatItHoldsIsTold) {
+  const PoolPtr pool = HostPool(1 << 16);
+  const SlotPtr first(pool->NewSlot(0, Bytes(64), true));
+  const SlotPtr second(pool->NewSlot(128, Bytes(32), true));
+  EXPECT_TRUE(pool->Holds({{0, 64, true}, {128, 32, true}}));
+  EXPECT_TRUE(pool->Holds({{0, 0, true}, {128, 0, false}}));  // of any size
+  EXPECT_FALSE(pool->Holds({{0, 64, true}}));
+  EXPECT_FALSE(pool->Holds({{0, 64, true}, {192, 32, true}}));
+  EXPECT_FALSE(pool->Holds({{0, 64, true}, {128, 64, true}}));
+  const SlotPtr again(pool->NewSlot(128, Bytes(32), false));
+  EXPECT_FALSE(pool->Holds({{0, 64, true}, {128, 32, true}}));
+  EXPECT_TRUE(pool->Holds({{0, 64, true}, {128, 32, false}}));
+}
+
 TEST(PoolMemory, RandomSlotsAgreeWithAByteMap) {
   constexpr int64_t kCapacity = 512;
   const unsigned seed = std::random_device{}();
