@@ -170,6 +170,23 @@ def test_steps_go_the_short_way(batch: Any, fusion: bool, monkeypatch: pytest.Mo
     assert fn.runtime.stats().bytes_in_use == sum(x.nbytes for x in state.values())
 
 
+@pytest.mark.unless_forced("then nothing runs in segments")
+def test_operations_that_are_looked_at_do_not_run_in_segments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
+    way = LongWay(monkeypatch)
+    fn = coop_jax.run(step, donate_argnums=0, fusion=True)
+    state, _ = trained(fn, 12, BATCH)
+    (signature,) = fn._signatures.values()
+    assert signature.tier.segmented is not None
+    with jax.debug_nans(True):
+        (state, _), long = way.of(lambda: fn(state, BATCH))
+        assert long == 1
+        with pytest.raises(FloatingPointError, match=r"tanh|dot_general"):
+            fn(state, BATCH * np.nan)
+
+
 def disturbed(name: str, state: State) -> tuple[State, tuple[Any, ...]]:
     """A state in which something is other than in the last call, and what to call with."""
     x: Any = jnp.asarray(BATCH)

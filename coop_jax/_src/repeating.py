@@ -35,6 +35,7 @@ from coop_jax._src.planned import Ran, carry_out
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature
+from coop_jax._src.tiers import settled_form
 
 # So many states are known at once: two where a caller keeps what the last step returned.
 _KNOWN = 4
@@ -135,10 +136,10 @@ class KnownCalls:
         return values
 
 
-def known_calls(signature: Signature) -> KnownCalls | None:
+def known_calls(runtime: Runtime, signature: Signature) -> KnownCalls | None:
     """Those of the form that is run now; None while that is not settled."""
-    tier = signature.tier
-    return (tier.segmented or signature).known if tier.settled and tier.preparing is None else None
+    form = settled_form(runtime, signature)
+    return None if form is None else form.known
 
 
 def note(
@@ -153,7 +154,7 @@ def note(
     """Remembers a call that went the long way, if another like it can be told by what C++ sees."""
     host = set(inputs.from_host)
     if (
-        not signature.tier.settled
+        settled_form(runtime, signature) is not ran.form
         or not ran.obeyed
         or ran.left
         or signature.has_refs

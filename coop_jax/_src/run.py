@@ -169,8 +169,9 @@ class BudgetedFunction(Generic[P, R]):
         last = self._last
         if last and (last.tree != tree or last.static != static):
             last = None
-        if last and (known := known_calls(last.signature)):
-            with self.runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
+        runtime = self._runtime
+        if last and runtime and (known := known_calls(runtime, last.signature)):
+            with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
                 outputs = known.repeat(leaves, interrupts)
             if outputs is not None:
                 return jax.tree_util.tree_unflatten(last.signature.out_tree, outputs)  # type: ignore[no-any-return]

@@ -79,12 +79,18 @@ _FIRST_CALLS = 5
 
 def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Signature:
     """The signature to run: the one given, or a form of it with segments."""
-    tier = signature.tier
-    if (tier.settled and tier.segmented is None) or not _may_be_segmented(runtime):
-        return signature
-    if not tier.settled:
+    form = settled_form(runtime, signature)
+    if form is None:
         _prepare(runtime, signature, residency)
-    return tier.segmented or signature
+        form = signature.tier.segmented or signature
+    return form
+
+
+def settled_form(runtime: Runtime, signature: Signature) -> Signature | None:
+    """The signature to run, None while it is not settled which; as `form_of`, but tries nothing."""
+    if not _may_be_segmented(runtime):
+        return signature
+    return (signature.tier.segmented or signature) if signature.tier.settled else None
 
 
 def _prepare(runtime: Runtime, signature: Signature, residency: Residency) -> None:
