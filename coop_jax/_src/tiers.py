@@ -201,6 +201,7 @@ def _compiled(
             planned=0,
             workspaces=None,
             unrolled=form.unrolled,
+            known=None,
         )
         try:
             if at_once:
