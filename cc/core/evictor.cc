@@ -35,7 +35,8 @@ class SlidingWindowEvictor final : public Evictor {
 
  private:
   static constexpr int32_t kMostSearched = 4096;
-  static constexpr int32_t kSamples = 32;  // of neighbours: windows lie in one
+  static constexpr int32_t kSamples = 64;  // of neighbours: windows lie in one
+  static constexpr int32_t kSampleBlocks = 32;
 
   std::optional<Window> Search(const Residency& residency, int64_t bytes, Side side) {
     if (!residency.ScoresAreDear()) return Search(residency, bytes, side, search_);
@@ -62,12 +63,12 @@ class SlidingWindowEvictor final : public Evictor {
     const BlockList& blocks = residency.blocks();
     const int64_t ids = blocks.id_count();
     const int64_t apart = ids / kSamples;
-    const int64_t shift = residency.stats().searches * (kMostSearched / kSamples) % apart;
+    const int64_t shift = residency.stats().searches * kSampleBlocks % apart;
     for (int64_t n = 0; n < kSamples; ++n) {
       BlockId b = static_cast<BlockId>(n * apart + shift);
       while (b < ids && blocks[b].bytes == 0) ++b;
       if (b == ids) continue;
-      for (int32_t left = kMostSearched / kSamples; left > 0 && b != kNone; --left) {
+      for (int32_t left = kSampleBlocks; left > 0 && b != kNone; --left) {
         Push(residency, b, search);
         b = blocks[b].next;
       }

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from coop_jax import _core
-from coop_jax._src import checkpoints, costs, policies
+from coop_jax._src import checkpointing, costs, policies
 from coop_jax._src.improving import (
     Hints,
     Kinds,
@@ -40,15 +40,6 @@ _LARGE = 20_000
 # is in memory while something is made again, and for gaps. What is kept is worth so much more.
 _KEPT_SHARES = (1.0, 0.9, 0.8)
 _KEPT_WORTH = (10.0, 1e6)
-
-# So many plans around checkpoints are tried with addresses found ahead, and so many without if none
-# of those fits.
-_MOST_PACKED = 16
-_MOST_UNPACKED = 4
-
-# In long programs so many are tried, each with no more than this share of what the last one needs.
-_MOST_OF_MANY = 8
-_LESS = 0.99
 
 # So many recomputations may be tried and undone for each that a plan may have.
 _TRIES = 2
@@ -118,6 +109,7 @@ class Candidates:
         # What follows hints step by step, calls that learn, can do nothing else.
         self._is_free = hints is None
         self._never_held = frozenset(never_held)
+        self._is_large = engine_program.operation_count > _LARGE
         self._starts: list[Start] = []  # all that was planned
 
     def own_plan(self) -> Start:
@@ -131,20 +123,16 @@ class Candidates:
         if policies.looks_ahead(policy) and not policy.evict_always:
             # Forms that recompute more than the step again are given up: others do better.
             # Without the window a search looks at every value again for each that it evicts.
-            large = self._engine_program.operation_count > _LARGE
             forms = [
                 (form, True)
                 for form in (policy, *policies.lookaheads(policy))
-                if form.sliding_window or not large
+                if form.sliding_window or not self._is_large
             ]
             ahead = self._packed(self._best_of(forms, 0.0, min(settings.give_up, 1.0)))
             if not (ahead.plan.feasible and recompute_share(ahead.plan) == 0):
                 if self._is_free:
-                    if large:
-                        ahead = self._around_checkpoints_of_many(policy, ahead)
-                    else:
-                        ahead = self._around_checkpoints(policy, ahead)
-                if not large:
+                    ahead = self._around_checkpoints(policy, ahead)
+                if not self._is_large:
                     ahead = self._around_what_is_kept(forms[:2], ahead)
             if ahead.plan.feasible and recompute_share(ahead.plan) <= _COSTLY:
                 return ahead
@@ -211,7 +199,7 @@ class Candidates:
         known = best.plan.feasible and best.plan.stats["recomputations"] == 0
         if known or not self._is_free or not policies.looks_ahead(policy) or policy.evict_always:
             return best
-        if self._engine_program.operation_count > _LARGE:
+        if self._is_large:
             return best
         everything = [True] * self._engine_program.storage_count
         hints = dataclasses.replace(self._hints, checkpoints=everything, only_packed=True)
@@ -247,55 +235,20 @@ class Candidates:
 
     def _around_checkpoints(self, policy: _core.Policy, best: Start) -> Start:
         """The best of a start and of plans that drop at once what they make again."""
-        pool_bytes = self._pool_bytes()
-        ways = checkpoints.ways(self._engine_program, self._where, pool_bytes)
-        fitting = [way for way in ways if way.pool_bytes <= pool_bytes]
-        for way in fitting[:_MOST_PACKED]:
-            if way.seconds >= close_seconds(best.plan):
-                break
-            found = self._with_checkpoints(policy, way, best, only_packed=True)
-            if found.plan.feasible:  # the others recompute more
-                self._starts.append(found)
-                return found if is_better(found.plan, best.plan) else best
-        # Perhaps what does not fit by itself does if more is evicted.
-        ways.sort(key=lambda way: max(way.pool_bytes, pool_bytes))
-        for way in ways[:_MOST_UNPACKED]:
-            if way.seconds >= close_seconds(best.plan):
-                continue
-            found = self._with_checkpoints(policy, way, best, only_packed=False)
-            if found.plan.feasible:
-                self._starts.append(found)
-            if is_better(found.plan, best.plan):
-                best = found
-        return best
 
-    def _around_checkpoints_of_many(self, policy: _core.Policy, best: Start) -> Start:
-        """The same for a long program: the first plan found, with more and more room for gaps."""
-        pool_bytes = self._pool_bytes()
-        ways = checkpoints.ways(self._engine_program, self._where, pool_bytes)
-        ways = sorted([*ways, *checkpoints.ways_at_cuts(self._engine_program, self._where)])
-        most_bytes, tried = pool_bytes, 0
-        for way in ways:
-            if way.seconds >= close_seconds(best.plan) or tried == _MOST_OF_MANY:
-                break
-            if way.pool_bytes > most_bytes:
-                continue
-            most_bytes, tried = int(way.pool_bytes * _LESS), tried + 1
-            found = self._with_checkpoints(policy, way, best, only_packed=False)
-            if found.plan.feasible:
-                self._starts.append(found)
-                return found if is_better(found.plan, best.plan) else best
-        return best
+        def planned(kept: Sequence[bool], only_packed: bool, most_seconds: float) -> Start:
+            hints = dataclasses.replace(self._hints, checkpoints=kept, only_packed=only_packed)
+            give_up = min(self._settings.give_up, 1.0)
+            return Start(
+                policy, True, self._plan(policy, True, give_up, most_seconds, hints), hints
+            )
 
-    def _with_checkpoints(
-        self, policy: _core.Policy, way: checkpoints.Checkpoints, best: Start, *, only_packed: bool
-    ) -> Start:
-        kept = way.by_storage(self._engine_program.storage_count)
-        hints = dataclasses.replace(self._hints, checkpoints=kept, only_packed=only_packed)
-        close = close_seconds(best.plan)
-        most = 0.0 if math.isinf(close) else close  # 0: any
-        plan = self._plan(policy, True, min(self._settings.give_up, 1.0), most, hints)
-        return Start(policy, True, plan, hints)
+        around = checkpointing.Around(
+            self._engine_program, self._where, self._pool_bytes(), planned
+        )
+        found = around.of_many(best) if self._is_large else around.of_few(best)
+        self._starts += found
+        return min((best, *found), key=lambda x: x.badness)
 
     def _pool_bytes(self) -> int:
         """Of the budget, what the plan may use."""

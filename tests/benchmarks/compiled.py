@@ -16,7 +16,12 @@ A `run` is timed as a long training sees it: its operations run in segments from
 which otherwise waits until launching took as long as compiling (COOP_JAX_SEGMENTS is set to 1 here,
 unless it is set; 0 shows single operations).
 
+What ran before leaves its traces: caches, pages that malloc keeps. With --beside=per-layer (or
+another way of placing checkpoints) three contenders are alone: `jax.jit`, the one with those
+checkpoints, barriers kept, and the `run` in as much memory.
+
 Run: python -m tests.benchmarks.compiled [--programs=gpt,unet] [--repeats=9] [--warmups=8]
+    [--beside=per-layer]
 """
 
 from __future__ import annotations
@@ -41,6 +46,7 @@ from tests.benchmarks.contenders import (
 _PROGRAMS = flags.DEFINE_list("programs", list(KNOWN[:7]), f"Which of {', '.join(KNOWN)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
 _WARMUPS = flags.DEFINE_integer("warmups", 8, "Rounds before, which compile.", lower_bound=1)
+_BESIDE = flags.DEFINE_string("beside", "", "Only beside checkpoints placed so.")
 
 
 def _contenders(program: Program) -> list[Contender]:
@@ -51,13 +57,19 @@ def _contenders(program: Program) -> list[Contender]:
         step = coop_jax.run(program.step, budget, "lookahead", donate_argnums=0, fusion=fusion)
         return Contender(name, step, program, None)
 
-    found = [jit, budgeted("run", None), budgeted("run, fusion=False", None, fusion=False)]
-    for share in (0.5, 0.3):
-        found.append(budgeted(f"run at {share:.0%} of jit", int(share * jit.need)))
+    only = _BESIDE.value
+    found = [jit]
+    if not only:
+        found += [budgeted("run", None), budgeted("run, fusion=False", None, fusion=False)]
+        for share in (0.5, 0.3):
+            found.append(budgeted(f"run at {share:.0%} of jit", int(share * jit.need)))
     for remat, variant in program.checkpointed.items():
-        rival = jitted(f"jax.jit, checkpoints {remat}", variant)
-        found += [rival, budgeted(f"run in as much as {remat}", rival.need)]
-        rival = jitted("the same, barriers kept", variant, KEEP_BARRIERS)
+        if only not in ("", remat):
+            continue
+        if not only:
+            rival = jitted(f"jax.jit, checkpoints {remat}", variant)
+            found += [rival, budgeted(f"run in as much as {remat}", rival.need)]
+        rival = jitted(f"checkpoints {remat}, barriers kept", variant, KEEP_BARRIERS)
         found += [rival, budgeted("run in as much as that", rival.need)]
     return found
 
