@@ -57,15 +57,19 @@ class SlidingWindowEvictor final : public Evictor {
     return Best(residency, search);
   }
 
-  // Samples lie evenly over the ids of blocks, which is to say over the pool, elsewhere each time.
+  // Each sample begins somewhere in a stretch of its own; the stretches cover all ids of blocks,
+  // which is to say the pool. Where in it differs from sample to sample and from search to search:
+  // what repeats in the pool, as layers do, must not be missed by all of them.
   template <typename SearchType>
   static void PushSamples(const Residency& residency, SearchType& search) {
     const BlockList& blocks = residency.blocks();
     const int64_t ids = blocks.id_count();
-    const int64_t apart = ids / kSamples;
-    const int64_t shift = residency.stats().searches * kSampleBlocks % apart;
+    const int64_t stretch = ids / kSamples;
+    const auto searches = static_cast<uint64_t>(residency.stats().searches);
     for (int64_t n = 0; n < kSamples; ++n) {
-      BlockId b = static_cast<BlockId>(n * apart + shift);
+      const uint64_t mixed = HashValue(searches, static_cast<uint64_t>(n));
+      const uint64_t within = mixed % static_cast<uint64_t>(stretch);
+      auto b = static_cast<BlockId>(n * stretch + static_cast<int64_t>(within));
       while (b < ids && blocks[b].bytes == 0) ++b;
       if (b == ids) continue;
       for (int32_t left = kSampleBlocks; left > 0 && b != kNone; --left) {
