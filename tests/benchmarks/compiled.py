@@ -58,6 +58,9 @@ def _contenders(program: Program) -> list[Contender]:
         return Contender(name, step, program, None)
 
     only = _BESIDE.value
+    if only and only not in program.checkpointed:
+        known = ", ".join(program.checkpointed) or "none"
+        raise SystemExit(f"--beside={only}: checkpoints that are known here: {known}")
     found = [jit]
     if not only:
         found += [budgeted("run", None), budgeted("run, fusion=False", None, fusion=False)]
