@@ -59,7 +59,7 @@ def train(program: models.TrainingProgram, budget: int | None, *, fusion: bool) 
         ("cnn", False, True),
     ],
 )
-@pytest.mark.no_recomputation("what is checked are plans that evict for themselves")
+@pytest.mark.unless_forced("what is checked are plans that evict for themselves")
 def test_steps_around_checkpoints_give_the_same_bits(
     name: str, fusion: bool, is_long: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
