@@ -122,6 +122,16 @@ def test_every_dtype(front_end: str, name: str) -> None:
 
 
 @both_front_ends
+@pytest.mark.parametrize("name", UNPOOLED)
+def test_narrow_types_from_anywhere(front_end: str, name: str) -> None:
+    x = _array_of(name)
+    fn = make(front_end, lambda x: jnp.roll(x, 1, axis=0))
+    expected = fn(x)
+    assert_same_bits(fn(np.asarray(x)), expected)
+    assert_same_bits(fn(jax.device_put(x, jax.devices()[0])), expected)
+
+
+@both_front_ends
 def test_matmuls_in_narrow_types(front_end: str) -> None:
     def fn(x: jax.Array, w: jax.Array) -> Any:
         def loss(w: jax.Array) -> jax.Array:

@@ -123,7 +123,7 @@ void BindSession(nb::module_& module) {
       .def("alias", &SessionCore::Alias, nb::arg("storage"), nb::arg("aval"), nb::arg("key"))
       .def("put", &SessionCore::Put, nb::arg("storage"), nb::arg("array"), nb::arg("key"))
       .def("holds", &SessionCore::Holds, nb::arg("storage"))
-      .def("array_of", &SessionCore::LentArrayOf, nb::arg("session"), nb::arg("storage"),
+      .def("array_of", &SessionCore::ArrayOf, nb::arg("session"), nb::arg("storage"),
            nb::arg("key"))
       .def("note_outside", &SessionCore::NoteOutside, nb::arg("storage"), nb::arg("nbytes"))
       .def("is_outside", &SessionCore::IsOutside, nb::arg("storage"))

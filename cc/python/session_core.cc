@@ -14,9 +14,12 @@ namespace nb = nanobind;
 namespace coop::python {
 namespace {
 
-// Python scalars that JAX takes as they are; NumPy's are recognised in Python.
-bool IsScalar(nb::handle x) {
-  return PyFloat_CheckExact(x.ptr()) || PyLong_CheckExact(x.ptr()) || PyBool_Check(x.ptr());
+// Of Python or NumPy, JAX's literals, which derive from them, included: given as they are every
+// time. Others are recognised in Python.
+bool IsScalar(nb::handle x, nb::handle ndarray) {
+  if (PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr())) return true;
+  return PyObject_TypeCheck(x.ptr(), reinterpret_cast<PyTypeObject*>(ndarray.ptr())) != 0 &&
+         nb::cast<int64_t>(x.attr("ndim")) == 0;
 }
 
 }  // namespace
@@ -33,6 +36,7 @@ SessionCore::SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const 
       load_arguments_(std::move(load_arguments)),
       operand_key_(std::move(operand_key)),
       prepared_(std::move(prepared)),
+      ndarray_(nb::module_::import_("numpy").attr("ndarray")),
       fast_(fast),
       dead_(std::make_shared<DeadList>()) {}
 
@@ -152,7 +156,7 @@ std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prep
   for (const int32_t position : prepared.selection) {
     const nb::handle x = given[static_cast<size_t>(position)];
     nb::handle value = x;
-    if (!IsValue(x) && !IsScalar(x)) {
+    if (!IsValue(x) && !IsScalar(x, ndarray_)) {
       nb::object own = session.attr("_on_operand")(x);
       if (!own.is_none()) value = made.emplace_back(std::move(own));
     }

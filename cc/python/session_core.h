@@ -129,10 +129,8 @@ class SessionCore : public PyEngine {
   [[nodiscard]] nanobind::object Alias(StorageId storage, nanobind::handle aval, int32_t key);
   void Put(StorageId storage, nanobind::object array, int32_t key);
   [[nodiscard]] bool Holds(StorageId storage) const;
+  // The session's own: others get another array over the same memory, or a copy.
   [[nodiscard]] nanobind::object ArrayOf(nanobind::handle session, StorageId storage, int32_t key);
-  // The same for others, who may share its memory.
-  [[nodiscard]] nanobind::object LentArrayOf(nanobind::handle session, StorageId storage,
-                                             int32_t key);
   void NoteOutside(StorageId storage, int64_t bytes);
   [[nodiscard]] bool IsOutside(StorageId storage) const;
   // The array is the caller's and is deleted when it is dropped.
@@ -178,6 +176,12 @@ class SessionCore : public PyEngine {
     int64_t outside_bytes = -1;  // -1: in the pool
     int64_t place = -1;          // where the array may be used as a slot again; -1: it may not
   };
+  // What is held, as another shape or dtype.
+  struct View {
+    int32_t key = -1;
+    nanobind::object array;
+    int64_t place = -1;  // as in Held
+  };
 
   // The result where nothing has to run, invalid where something has.
   nanobind::object WithoutRunning(const Prepared& prepared, nanobind::handle first);
@@ -210,8 +214,13 @@ class SessionCore : public PyEngine {
                               bool recompute);
   // An array to be donated to what writes there.
   nanobind::object SlotAt(int64_t offset, int32_t key, nanobind::handle spec);
-  // The session is done with what it holds.
-  void Keep(Held* held);
+  // An array in the shape and dtype of `key` over the memory of another.
+  View MakeView(nanobind::handle session, const Held& held, int32_t key);
+  // An array over a place in the pool; `write`: nobody may hold that memory.
+  nanobind::object Import(int64_t offset, nanobind::handle spec, bool write);
+  // The session is done with an array of its own at a place in the pool (-1: it may be anybody's).
+  void Keep(nanobind::object* array, int32_t key, int64_t place);
+  void DropViews(StorageId storage);
   Held& HeldOf(StorageId storage);
   // Of the array that is held, or of the one that an evicted storage comes back as.
   [[nodiscard]] int32_t KeyOf(StorageId storage) const;
@@ -223,13 +232,14 @@ class SessionCore : public PyEngine {
   nanobind::tuple load_arguments_;
   nanobind::object operand_key_;
   nanobind::dict prepared_;
+  nanobind::object ndarray_;  // NumPy's type
   bool fast_;
   History* history_ = nullptr;
   std::shared_ptr<DeadList> dead_;
   std::vector<Held> held_;
   std::vector<int32_t> made_keys_;  // by storage: of the result as its operation makes it
   std::vector<std::unique_ptr<Recipe>> recipes_;
-  std::unordered_map<StorageId, std::vector<std::pair<int32_t, nanobind::object>>> views_;
+  std::unordered_map<StorageId, std::vector<View>> views_;
   std::unordered_set<StorageId> donated_;
   // Reused by each Run; nothing that Run calls runs another operation of this session.
   std::vector<Ref> refs_;

@@ -51,23 +51,37 @@ nb::object SessionCore::ArrayOf(nb::handle session, StorageId storage, int32_t k
   if (!Holds(storage)) throw std::logic_error("invariant: what an operation reads is held");
   const Held& held = held_[static_cast<size_t>(storage)];
   if (held.key == key) return held.array;
-  auto& views = views_[storage];
-  for (const auto& [known, view] : views) {
-    if (known == key) return view;
+  for (const View& view : views_[storage]) {
+    if (view.key == key) return view.array;
   }
-  nb::object view = session.attr("_on_view")(held.array, key);
-  views_[storage].emplace_back(key, view);
-  return view;
+  View view = MakeView(session, held, key);
+  return views_[storage].emplace_back(std::move(view)).array;
 }
 
-nb::object SessionCore::LentArrayOf(nb::handle session, StorageId storage, int32_t key) {
-  if (Holds(storage)) held_[static_cast<size_t>(storage)].place = -1;
-  return ArrayOf(session, storage, key);
+SessionCore::View SessionCore::MakeView(nb::handle session, const Held& held, int32_t key) {
+  nb::object& spec = cells_.ViewSpec(held.key, key);
+  if (!spec.is_valid()) spec = session.attr("_on_view")(held.array, key);
+  if (spec.is_none()) return {key, held.array, -1};
+  const auto address = nb::cast<uint64_t>(held.array.attr("unsafe_buffer_pointer")());
+  const int64_t offset = MemoryOf(pool_).OffsetOf(address);
+  if (!fast_) return {key, Import(offset, spec, /*write=*/false), -1};
+  nb::object kept = cells_.Take(offset, key);
+  if (!kept.is_valid()) kept = Import(offset, spec, /*write=*/false);
+  return {key, std::move(kept), offset};
 }
 
-void SessionCore::Keep(Held* held) {
-  if (held->place < 0 || !held->array.is_valid() || Py_REFCNT(held->array.ptr()) != 1) return;
-  cells_.Keep(held->place, held->key, std::move(held->array));
+void SessionCore::Keep(nb::object* array, int32_t key, int64_t place) {
+  if (place < 0 || !array->is_valid() || Py_REFCNT(array->ptr()) != 1) return;
+  cells_.Keep(place, key, std::move(*array));
+}
+
+void SessionCore::DropViews(StorageId storage) {
+  if (views_.empty()) return;
+  const auto found = views_.find(storage);
+  if (found == views_.end()) return;
+  std::vector<View> views = std::move(found->second);
+  views_.erase(found);
+  for (View& view : views) Keep(&view.array, view.key, view.place);
 }
 
 void SessionCore::NoteOutside(StorageId storage, int64_t bytes) {
@@ -85,9 +99,9 @@ bool SessionCore::IsOutside(StorageId storage) const {
 
 void SessionCore::Drop(StorageId storage) {
   if (static_cast<size_t>(storage) >= held_.size()) return;
-  if (!views_.empty()) views_.erase(storage);
+  DropViews(storage);
   Held& held = held_[static_cast<size_t>(storage)];
-  Keep(&held);
+  Keep(&held.array, held.key, held.place);
   const nb::object array = std::move(held.array);
   if (held.outside_bytes >= 0) outside_bytes -= held.outside_bytes;
   held = Held{};
@@ -132,8 +146,8 @@ void SessionCore::Record(History* history, bool follow) {
 
 void SessionCore::Clear() {
   history_ = nullptr;
-  views_.clear();
-  for (Held& held : held_) Keep(&held);
+  while (!views_.empty()) DropViews(views_.begin()->first);
+  for (Held& held : held_) Keep(&held.array, held.key, held.place);
   held_.clear();
   recipes_.clear();
   donated_.clear();

@@ -103,9 +103,12 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
 
 nb::object SessionCore::SlotAt(int64_t offset, int32_t key, nb::handle spec) {
   nb::object kept = cells_.Take(offset, key);
-  if (kept.is_valid()) return kept;
-  const nb::object capsule = MakeCapsule(
-      MemoryOf(pool_).NewUncounted(offset, *nb::inst_ptr<SlotSpec>(spec), /*write=*/true));
+  return kept.is_valid() ? kept : Import(offset, spec, /*write=*/true);
+}
+
+nb::object SessionCore::Import(int64_t offset, nb::handle spec, bool write) {
+  const nb::object capsule =
+      MakeCapsule(MemoryOf(pool_).NewUncounted(offset, *nb::inst_ptr<SlotSpec>(spec), write));
   PyObject* load[8] = {capsule.ptr()};
   const size_t extra = std::min<size_t>(load_arguments_.size(), 7);
   for (size_t i = 0; i < extra; ++i) {

@@ -1,8 +1,10 @@
-// Arrays that sessions are done with, kept to be donated to what is written at their place next.
+// Arrays that sessions are done with, kept to be donated to what is written at their place next, or
+// to read what lies there.
 //
 // Purpose: to import a slot anew takes longer than all else that an operation needs of us.
 // Model: one array for each place in the pool and kind of array (see coop_jax/_src/values.py). It
-//   owns no memory and is never read; what lies at its place may be anybody's.
+//   owns no memory and is not read while it is here; what lies at its place may be anybody's. What
+//   a view of one kind as another is made by is kept here, too, as sessions last for one call.
 // Invariants: no array here shares its buffer with an array that somebody else has.
 // Thread rule: under the interpreter lock. Complexity: O(1); when there are very many, all go.
 // Source: ours; as the cells of a replayed plan (replay.h).
@@ -23,7 +25,7 @@ namespace coop::python {
 
 class SlotCells {
  public:
-  // An array to donate; invalid if none is kept.
+  // An array to donate or to read; invalid if none is kept.
   [[nodiscard]] nanobind::object Take(int64_t offset, int32_t key) {
     const auto found = cells_.find({offset, key});
     if (found == cells_.end()) return {};
@@ -37,6 +39,12 @@ class SlotCells {
   void Keep(int64_t offset, int32_t key, nanobind::object array) {
     if (cells_.size() >= kMost) Clear();
     cells_.insert_or_assign({offset, key}, std::move(array));
+  }
+
+  // The SlotSpec by which an array of one kind is seen as another, None where it can be taken as it
+  // is; invalid until it is assigned.
+  [[nodiscard]] nanobind::object& ViewSpec(int32_t from, int32_t to) {
+    return view_specs_[{from, to}];
   }
 
   void Clear() {
@@ -55,6 +63,7 @@ class SlotCells {
   };
 
   std::unordered_map<Place, nanobind::object, Hash> cells_;
+  std::unordered_map<Place, nanobind::object, Hash> view_specs_;  // of few kinds: those in use
 };
 
 }  // namespace coop::python

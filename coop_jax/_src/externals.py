@@ -92,11 +92,16 @@ class Externals:
         """The same memory as an object of the session's own, so that `x` itself may go."""
         if not isinstance(x, jax.Array):
             x = np.asarray(x, jaxprs.aval_of(x).dtype)
-            return arrays.put(x, self._memory.device) if x.ndim else x
+            if not x.ndim:
+                return x
+            x = arrays.put(x, self._memory.device)
+            return x if arrays.dlpack_type(x.dtype) else arrays.uncommitted(x)
         if x.is_deleted():
             raise RuntimeError(f"an array of shape {x.shape} that the function reads was deleted")
         arrays.wait(x)
         x = arrays.stored(x)
+        if arrays.dlpack_type(x.dtype) is None:
+            return arrays.uncommitted(x)
         return arrays.with_aval(
             x, weak_type=False, committed=arrays.is_committed(x), shape=x.shape, dtype=x.dtype
         )

@@ -1,9 +1,9 @@
 """What runs as one operation although it is more than one equation.
 
-A nested call of few cheap equations; a `cond` of such branches; a loop of cheap equations whose
-values are so small that none of them would lie in the pool by itself (counters, random keys, a
-state of some numbers). Everything else is taken apart, so that its parts can be kept or recomputed
-one by one.
+A nested call of few cheap equations, or of one equation; a `cond` of such branches; a loop of cheap
+equations whose values are so small that none of them would lie in the pool by itself (counters,
+random keys, a state of some numbers). Everything else is taken apart, so that its parts can be kept
+or recomputed one by one.
 
 Bound: the working set of such an operation is that of its operands, its results and of at most
 `_EQUATIONS` cheap equations; XLA's workspace for it is counted like any other.
@@ -50,17 +50,23 @@ def is_group_body(jaxpr: Any, constants: Sequence[Any]) -> bool:
     """Whether the body of a call is cheap and small enough to run as one operation."""
     if len(jaxpr.outvars) > _RESULTS or not jaxpr.eqns:
         return False
-    return equation_count(jaxpr) <= _EQUATIONS and _computes_results(jaxpr, constants)
+    count = equation_count(jaxpr)
+    if count == 1 and jaxpr.eqns[0].primitive.name in primitives.HEAVY:  # nothing to take apart
+        return not jaxpr.eqns[0].effects and _makes_results(jaxpr)
+    return count <= _EQUATIONS and _computes_results(jaxpr, constants)
 
 
 def _computes_results(jaxpr: Any, constants: Sequence[Any]) -> bool:
-    if not is_cheap(jaxpr) or _hold_apart(constants):
-        return False
-    made = {v for e in jaxpr.eqns for v in e.outvars}
-    if any(isinstance(x, jaxprs.Literal) or x not in made for x in jaxpr.outvars):
+    if not is_cheap(jaxpr) or _hold_apart(constants) or not _makes_results(jaxpr):
         return False
     bodies = [jaxprs.call_body(e.primitive, e.params) for e in jaxpr.eqns]
     return all(body is None or _computes_results(*body) for body in bodies)
+
+
+def _makes_results(jaxpr: Any) -> bool:
+    """Whether every result is made by an equation."""
+    made = {v for e in jaxpr.eqns for v in e.outvars}
+    return not any(isinstance(x, jaxprs.Literal) or x not in made for x in jaxpr.outvars)
 
 
 def is_cheap(jaxpr: Any) -> bool:

@@ -62,7 +62,7 @@ class InputKinds:
     """What is known of the inputs of a program before it is called, a byte for each of them.
 
     Attributes:
-      plain: whether it is an ordinary array, of a strong type, and not empty.
+      plain: whether it is an ordinary array, of a strong type of whole bytes, and not empty.
       disposable: whether it is donated and lies in the pool.
       viewed: numbers of those that are disposable, and have views in the program.
       keys: numbers of those that are typed random keys.
@@ -79,6 +79,7 @@ def input_kinds(avals: Sequence[Any], program: Program | None) -> InputKinds:
     plain = bytes(
         isinstance(a, jaxprs.ShapedArray)
         and not (arrays.is_keys(a.dtype) or a.weak_type or 0 in a.shape)
+        and arrays.dlpack_type(a.dtype) is not None
         for a in avals
     )
     if program is None:
@@ -133,10 +134,8 @@ def as_array(value: Any, device: jax.Device) -> jax.Array:
         value = arguments.from_host(value, device)
     value = arrays.on_device(value, device)
     arrays.wait(value)
-    if getattr(value, "weak_type", False):
-        value = arrays.with_aval(
-            value, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype
-        )
+    if getattr(value, "weak_type", False) or arrays.dlpack_type(value.dtype) is None:
+        value = arrays.uncommitted(value)
     return value  # type: ignore[no-any-return]
 
 

@@ -159,7 +159,9 @@ class Session:
         if core.is_outside(value.storage):
             copied = array if isinstance(array, jax.Array) else jnp.asarray(array)
         else:
-            copied = jnp.array(np.asarray(array), copy=True)
+            # JAX remembers what it copied of an array, but this one is used again.
+            reader = self._memory.view(self._memory.offset_of(array), self._memory.spec(value.aval))
+            copied = jnp.asarray(np.array(reader))
         return arrays.as_user_sees(copied, value.aval)
 
     def release_hint(self, value: Value) -> None:
@@ -216,12 +218,12 @@ class Session:
             return self.value_of(x)
         return None
 
-    def _on_view(self, base: jax.Array, key: int) -> jax.Array:
-        """An array in the shape and dtype of `key` over the memory of another."""
+    def _on_view(self, base: jax.Array, key: int) -> _core.SlotSpec | None:
+        """How an array is seen in the shape and dtype of `key`; None: as it is."""
         aval = aval_of_key(key)
         if base.shape == aval.shape and base.dtype == aval.dtype:
-            return base
-        return self._memory.view(self._memory.offset_of(base), self._memory.spec(aval))
+            return None
+        return self._memory.spec(aval)
 
     def _on_room_needed(self, workspace_bytes: int, incoming_bytes: int = 0) -> None:
         """Before an operation that needs more beside the pool than is reserved."""

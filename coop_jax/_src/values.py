@@ -60,6 +60,8 @@ def operand_key(x: Any) -> Hashable:
     """What a compiled operation depends on of an operand that is no value."""
     if type(x) is LiteralValue:
         return jaxprs.literal_key(x.value), str(x.aval.dtype)
+    if type(x) in jaxprs.WEAK_LITERALS:
+        return (), x.dtype, True  # as below, sooner
     if type(x) in (Stack, RefCell):
         return type(x).__name__  # nothing is prepared for these: see `interpreter.apply`
     aval = jaxprs.aval_of(x)

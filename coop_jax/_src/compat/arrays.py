@@ -40,6 +40,7 @@ _NAMED_DLPACK = {  # (type code, bits) of dtypes that NumPy has no kind for
 }
 
 
+@functools.cache
 def dlpack_type(dtype: Any) -> tuple[int, int] | None:
     """The DLPack (type code, bits) of a dtype, None where views of it cannot be imported.
 
@@ -214,6 +215,15 @@ def as_user_sees(value: jax.Array, aval: Any) -> jax.Array:
 def committed(value: jax.Array) -> jax.Array:
     """The same memory as an array that was placed on its device explicitly."""
     return with_aval(value, weak_type=False, committed=True, shape=value.shape, dtype=value.dtype)
+
+
+def uncommitted(value: jax.Array) -> jax.Array:
+    """The same memory as an array that any compiled operation takes.
+
+    Of committed arrays JAX 0.10 demands the layout that an operation was compiled for; those of
+    types of fewer than 8 bits have it, but say another.
+    """
+    return with_aval(value, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype)
 
 
 def on_device(value: Any, device: jax.Device) -> Any:

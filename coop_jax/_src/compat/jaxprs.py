@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import core as _core
+from jax._src import literals as _literals
 from jax._src import source_info_util as _source_info_util
 from jax._src.lax import lax as _lax
 from jax.extend import core as _jex
@@ -29,6 +30,9 @@ Primitive = _jex.Primitive
 ShapedArray = _core.ShapedArray
 DropVar = _jex.DropVar
 Tracer = _core.Tracer
+
+# Python scalars as JAX canonicalises them: weakly typed, with their dtype as an attribute.
+WEAK_LITERALS = frozenset({_literals.TypedInt, _literals.TypedFloat, _literals.TypedComplex})
 
 # Calls whose body is simply run in place of the call, and the parameter that holds the body.
 _CALLS = {
