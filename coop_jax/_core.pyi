@@ -8,9 +8,6 @@ from typing_extensions import CapsuleType
 def return_freed_memory() -> None:
     """Give memory that was freed back to the system, where the C library keeps it."""
 
-def share_freed_memory() -> None:
-    """Make threads share what the C library keeps of freed memory; later threads only."""
-
 class SlotSpec:
     """Shape and element type of a slot; made once for each kind, reused for every slot."""
 

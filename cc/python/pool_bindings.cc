@@ -130,8 +130,6 @@ PoolMemory& MemoryOf(nb::handle pool) { return nb::cast<Pool&>(pool).memory(); }
 void BindPool(nb::module_& module) {
   module.def("return_freed_memory", &ReturnFreedMemory,
              "Give memory that was freed back to the system, where the C library keeps it.");
-  module.def("share_freed_memory", &ShareFreedMemory,
-             "Make threads share what the C library keeps of freed memory; later threads only.");
 
   nb::class_<SlotSpec>(module, "SlotSpec", "Shape and element type of a slot; made once, reused.")
       .def(nb::init<std::vector<int64_t>, int, int, int64_t>(), nb::arg("shape"),

@@ -10,7 +10,6 @@
 #include <limits>
 #include <string>
 #include <system_error>
-#include <thread>
 
 #ifdef __GLIBC__  // which the headers above define
 #include <malloc.h>
@@ -85,14 +84,6 @@ UncachedAllocation::~UncachedAllocation() {
 UncachedAllocation::UncachedAllocation() = default;
 UncachedAllocation::~UncachedAllocation() = default;
 #endif
-
-void ShareFreedMemory() {
-#ifdef __GLIBC__
-  if (IsSetByUser("MALLOC_ARENA_MAX", "arena_max")) return;
-  // As many as can run at once, so that they seldom wait for each other.
-  mallopt(M_ARENA_MAX, std::max(2, static_cast<int>(std::thread::hardware_concurrency())));
-#endif
-}
 
 SlotSpec::SlotSpec(std::vector<int64_t> dimensions, int type_code, int element_bits,
                    int64_t bytes_or_minus_1)

@@ -71,12 +71,6 @@ class UncachedAllocation {
   UncachedAllocation& operator=(const UncachedAllocation&) = delete;
 };
 
-// Makes threads share what the C library keeps of freed memory: glibc has up to eight arenas for
-// each CPU and never returns the end of any but the first, so that every worker of XLA keeps what
-// its largest operation took. Later threads only; as the user has it where MALLOC_ARENA_MAX or the
-// tunable of that name is set.
-void ShareFreedMemory();
-
 // A range of memory. Implementations own it, or keep its owner alive.
 class Arena {
  public:

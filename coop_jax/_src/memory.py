@@ -35,8 +35,6 @@ from coop_jax._src.compat import arrays
 # Of XLA's own buffers on a GPU; parameters need less. The runtime aligns blocks to it there.
 ALIGNMENT_BYTES = 256
 
-_core.share_freed_memory()  # on import, before the backend starts its threads
-
 
 class PoolMemory:
     """The memory of one runtime on one device.

@@ -3,8 +3,9 @@
 Each round takes one step of every contender in turn (A B C A B C ...), so that whatever else the
 machine does falls on all of them alike; a ratio is the median over the rounds of one round's two
 times. Memory is what XLA says the jitted step needs (arguments, results, temporaries; what is
-donated once), and what a `run` had at its peak, everything counted. "recompute" is the share of
-the operations that ran again, in all steps so far; "launches" is what a step is in the end.
+donated once), and what a `run` had at its peak, everything counted. "recompute" is its seconds of
+recomputation for each second of computation, in all steps so far; "launches" is what a step is in
+the end.
 
 Contenders: `jax.jit`; `run` with fusion and without, no budget; `jax.jit` with a `jax.checkpoint`
 around each layer, and around each of √n segments, where the network has them, as XLA compiles it
@@ -18,44 +19,48 @@ unless it is set; 0 shows single operations).
 
 What ran before leaves its traces: caches, pages that malloc keeps. With --beside=per-layer (or
 another way of placing checkpoints) three contenders are alone: `jax.jit`, the one with those
-checkpoints, barriers kept, and the `run` in as much memory.
+checkpoints, barriers kept, and the `run` in as much memory. With --apart each contender has a
+process of its own, plain JAX's without `coop_jax`: `jax.jit`, `run`, and, where there are
+checkpoints, those with barriers kept and the `run` in as much memory.
 
 Run: python -m tests.benchmarks.compiled [--programs=gpt,unet] [--repeats=9] [--warmups=8]
-    [--beside=per-layer]
+    [--beside=per-layer] [--apart]
 """
 
 from __future__ import annotations
 
-import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
+import coop_jax  # noqa: F401  # first: it sets how the CPU backend starts  # isort: skip
 
+import contextlib
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import app, flags
 
 from tests.benchmarks import machine
-from tests.benchmarks.contenders import (
-    KEEP_BARRIERS,
-    KNOWN,
-    Contender,
-    Program,
-    jitted,
-    program_of,
-)
+from tests.benchmarks.apart import Apart, made
+from tests.benchmarks.contenders import KNOWN, Contender, Program, program_of
 
 _PROGRAMS = flags.DEFINE_list("programs", list(KNOWN[:7]), f"Which of {', '.join(KNOWN)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
 _WARMUPS = flags.DEFINE_integer("warmups", 8, "Rounds before, which compile.", lower_bound=1)
+_APART = flags.DEFINE_bool("apart", False, "Each in a process of its own.")
 _BESIDE = flags.DEFINE_string("beside", "", "Only beside checkpoints placed so.")
 
 
-def _contenders(program: Program) -> list[Contender]:
-    jit = jitted("jax.jit", program)
-    assert jit.need is not None
+def _here(program: Program, name: str, **options: Any) -> Contender:
+    contender = made(program, **options)
+    contender.name = name
+    return contender
+
+
+def _contenders(program: Program, make: Callable[..., Contender]) -> list[Contender]:
+    jit = make("jax.jit")
 
     def budgeted(name: str, budget: int | None, *, fusion: bool = True) -> Contender:
-        step = coop_jax.run(program.step, budget, "lookahead", donate_argnums=0, fusion=fusion)
-        return Contender(name, step, program, None)
+        return make(name, budget=budget, policy="lookahead", fusion=fusion)
 
     only = _BESIDE.value
     if only and only not in program.checkpointed:
@@ -63,33 +68,42 @@ def _contenders(program: Program) -> list[Contender]:
         raise SystemExit(f"--beside={only}: checkpoints that are known here: {known}")
     found = [jit]
     if not only:
-        found += [budgeted("run", None), budgeted("run, fusion=False", None, fusion=False)]
+        found.append(budgeted("run", None))
+    if not only and not _APART.value:
+        found.append(budgeted("run, fusion=False", None, fusion=False))
         for share in (0.5, 0.3):
             found.append(budgeted(f"run at {share:.0%} of jit", int(share * jit.need)))
-    for remat, variant in program.checkpointed.items():
+    for remat in program.checkpointed:
         if only not in ("", remat):
             continue
-        if not only:
-            rival = jitted(f"jax.jit, checkpoints {remat}", variant)
+        if not only and not _APART.value:
+            rival = make(f"jax.jit, checkpoints {remat}", remat=remat)
             found += [rival, budgeted(f"run in as much as {remat}", rival.need)]
-        rival = jitted(f"checkpoints {remat}, barriers kept", variant, KEEP_BARRIERS)
+        rival = make(f"checkpoints {remat}, barriers kept", remat=remat, barriers=True)
         found += [rival, budgeted("run in as much as that", rival.need)]
     return found
 
 
 def _print_program(name: str) -> None:
-    contenders = _contenders(program_of(name))
-    for number in range(-_WARMUPS.value, _REPEATS.value):
+    program = program_of(name)
+    with contextlib.ExitStack() as stack:
+
+        def apart(title: str, **options: Any) -> Contender:
+            return stack.enter_context(contextlib.closing(Apart(title, name, **options)))
+
+        make = apart if _APART.value else functools.partial(_here, program)
+        contenders = _contenders(program, make)
+        for number in range(-_WARMUPS.value, _REPEATS.value):
+            for contender in contenders:
+                contender.take(timed=number >= 0)
+        print(f"\n{name}")
+        print(
+            f"{'':30}{'ms':>9}{'/ jit':>9}{'MiB':>9}{'/ jit':>9}{'first s':>9}{'recompute':>10}"
+            f"{'launches':>9}",
+            flush=True,
+        )
         for contender in contenders:
-            contender.take(timed=number >= 0)
-    print(f"\n{name}")
-    print(
-        f"{'':30}{'ms':>9}{'/ jit':>9}{'MiB':>9}{'/ jit':>9}{'first s':>9}{'recompute':>10}"
-        f"{'launches':>9}",
-        flush=True,
-    )
-    for contender in contenders:
-        print(contender.row(contenders[0]), flush=True)
+            print(contender.row(contenders[0]), flush=True)
 
 
 def main(argv: Sequence[str]) -> None:

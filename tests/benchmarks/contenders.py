@@ -1,8 +1,9 @@
-"""Train steps of the benchmarks, and ways to take them: under `jax.jit`, by `coop_jax.run`."""
+"""Train steps of the benchmarks, and a way to take them: under `jax.jit`.
+
+`coop_jax` is not imported here, so that a process can do without it (see `apart`).
+"""
 
 from __future__ import annotations
-
-import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
 
 import dataclasses
 import statistics
@@ -62,41 +63,52 @@ def program_of(name: str) -> Program:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What is known of a contender beside the time of a step.
+
+    Attributes:
+      nbytes: what it needs, or had at its peak.
+      recompute: seconds of recomputation for each of computation; None under `jax.jit`.
+      launches: operations or segments a step; None under `jax.jit`.
+    """
+
+    nbytes: int
+    recompute: float | None = None
+    launches: int | None = None
+
+
 class Contender:
     """One way to take a step."""
 
-    def __init__(self, name: str, step: Callable[..., Any], program: Program, need: int | None):
+    def __init__(self, name: str, step: Callable[..., Any], program: Program, need: int = 0):
         self.name = name
-        self._step = step
-        self._state = jax.tree.map(jnp.array, program.state)
-        self._batch = jax.tree.map(jnp.array, program.batch)
-        self.need = need
+        self.need = need  # bytes, under `jax.jit`
         self.seconds: list[float] = []
         self.failed = ""
         self.first = 0.0
+        self._step = step
+        self._state = jax.tree.map(jnp.array, program.state)
+        self._batch = jax.tree.map(jnp.array, program.batch)
 
     def take(self, timed: bool) -> None:
         """Takes a step."""
         if self.failed:
             return
-        begin = time.perf_counter()
-        try:
-            self._state, loss = self._step(self._state, self._batch)
-        except coop_jax.BudgetExceededError as error:
-            self.failed = f"does not fit into {error.report.budget_bytes / MIB:.1f} MiB"
-            return
-        jax.block_until_ready((self._state, loss))
-        elapsed = time.perf_counter() - begin
+        elapsed = self._elapsed()
         self.first = self.first or elapsed
-        if timed:
+        if timed and not self.failed:
             self.seconds.append(elapsed)
 
-    def _launches(self) -> int:
-        """How many operations or segments a step of `run` is now."""
-        (signature,) = self._step._signatures.values()  # type: ignore[attr-defined]
-        form = signature.tier.segmented or signature
-        (*_, known) = form.plans.values()
-        return sum(len(action) == 4 for action in known.plan.actions)
+    def _elapsed(self) -> float:
+        begin = time.perf_counter()
+        self._state, loss = self._step(self._state, self._batch)
+        jax.block_until_ready((self._state, loss))
+        return time.perf_counter() - begin
+
+    def figures(self) -> Figures:
+        """After the last step."""
+        return Figures(self.need)
 
     def row(self, jit: Contender) -> str:
         """A line of the table."""
@@ -104,14 +116,11 @@ class Contender:
             return f"{self.name:30}{self.failed}"
         ratio = statistics.median(a / b for a, b in zip(self.seconds, jit.seconds, strict=True))
         text = f"{self.name:30}{statistics.median(self.seconds) * 1e3:9.1f}{ratio:9.2f}"
-        nbytes, ours = self.need, ""
-        if nbytes is None:
-            stats = self._step.runtime.stats()  # type: ignore[attr-defined]
-            nbytes = stats.peak_bytes
-            ours = f"{stats.rematerialisations / max(1, stats.operations):10.1%}"
-            ours += f"{self._launches():9}"
-        assert jit.need is not None
-        return f"{text}{nbytes / MIB:9.1f}{nbytes / jit.need:9.2f}{self.first:9.1f}{ours}"
+        figures = self.figures()
+        text += f"{figures.nbytes / MIB:9.1f}{figures.nbytes / jit.need:9.2f}{self.first:9.1f}"
+        if figures.recompute is None:
+            return text
+        return f"{text}{figures.recompute:10.1%}{figures.launches:9}"
 
 
 # XLA's CPU compiler drops the barriers that keep what a checkpoint computes again apart from what

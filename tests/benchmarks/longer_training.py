@@ -14,7 +14,7 @@ Run: python -m tests.benchmarks.longer_training [--programs=gpt,deep] [--shares=
 
 from __future__ import annotations
 
-import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
+import coop_jax  # noqa: F401  # first: it sets how the CPU backend starts  # isort: skip
 
 import statistics
 import time
@@ -25,7 +25,8 @@ import jax
 from absl import app, flags
 
 from tests.benchmarks import machine
-from tests.benchmarks.contenders import KNOWN, Contender, jitted, program_of
+from tests.benchmarks.budgeted import Budgeted
+from tests.benchmarks.contenders import KNOWN, jitted, program_of
 
 _PROGRAMS = flags.DEFINE_list("programs", ["gpt", "deep"], "As of tests.benchmarks.compiled.")
 _SHARES = flags.DEFINE_list("shares", ["1", "0.5"], "Budgets, as shares of what jit needs.")
@@ -43,10 +44,8 @@ def _tier(step: Any) -> Any:
 
 def _row(name: str, share: float) -> str:
     program = program_of(name)
-    need = jitted("jit", program).need
-    assert need is not None
-    step = coop_jax.run(program.step, int(share * need), donate_argnums=0)
-    contender = Contender(name, step, program, None)
+    contender = Budgeted(name, program, int(share * jitted("jit", program).need))
+    step = contender.step
     seconds: list[float] = []
     begun = settled = 0
     while len(seconds) < (settled + _AFTER.value if settled else _MOST.value):
