@@ -20,8 +20,8 @@ unless it is set; 0 shows single operations).
 What ran before leaves its traces: caches, pages that malloc keeps. With --beside=per-layer (or
 another way of placing checkpoints) three contenders are alone: `jax.jit`, the one with those
 checkpoints, barriers kept, and the `run` in as much memory. With --apart each contender has a
-process of its own, plain JAX's without `coop_jax`: `jax.jit`, `run`, and, where there are
-checkpoints, those with barriers kept and the `run` in as much memory.
+process of its own, plain JAX's without `coop_jax`; `fusion=False` and checkpoints as XLA compiles
+them for CPU are left out.
 
 Run: python -m tests.benchmarks.compiled [--programs=gpt,unet] [--repeats=9] [--warmups=8]
     [--beside=per-layer] [--apart]
@@ -69,8 +69,8 @@ def _contenders(program: Program, make: Callable[..., Contender]) -> list[Conten
     found = [jit]
     if not only:
         found.append(budgeted("run", None))
-    if not only and not _APART.value:
-        found.append(budgeted("run, fusion=False", None, fusion=False))
+        if not _APART.value:
+            found.append(budgeted("run, fusion=False", None, fusion=False))
         for share in (0.5, 0.3):
             found.append(budgeted(f"run at {share:.0%} of jit", int(share * jit.need)))
     for remat in program.checkpointed:
