@@ -324,3 +324,22 @@ def test_the_peak_is_within_a_tenth_of_what_run_needs(name: str) -> None:
         del state
         peaks[front_end] = step.runtime.stats().peak_bytes
     assert peaks["remat_eager"] <= 1.1 * peaks["run"], peaks
+
+
+@pytest.mark.parametrize("shape", [(), (64,), (64, 64)])
+def test_what_is_written_into_a_numpy_operand_later_does_not_show(shape: tuple[int, ...]) -> None:
+    def counting(x: jax.Array) -> jax.Array:
+        factor, kept = np.ones(shape, np.float32), [x]
+        for _ in range(10):
+            kept.append(jnp.sin(kept[-1] * factor))
+            factor += 1
+        total = kept.pop()
+        while kept:
+            total = jnp.tanh(total + kept.pop())
+        return total
+
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    tight = coop_jax.remat_eager(counting, budget="256KiB" if len(shape) == 2 else "72KiB")
+    assert_same_bits(tight(x), counting(jnp.asarray(x)))
+    if len(shape) < 2:
+        assert tight.runtime.stats().rematerialisations > 0

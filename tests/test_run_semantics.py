@@ -296,3 +296,13 @@ def test_runtime_before_the_first_call_is_an_error() -> None:
     step = coop_jax.run(lambda x: x, budget=0.5)
     with pytest.raises(RuntimeError, match="first call"):
         _ = step.runtime
+
+
+@pytest.mark.parametrize("shape", [(), (64,), (64, 64)])
+def test_numpy_arrays_closed_over_are_those_of_the_first_call(shape: tuple[int, ...]) -> None:
+    factor = np.ones(shape, np.float32)
+    x = np.full((64, 64), 0.5, np.float32)
+    step = coop_jax.run(lambda x: jnp.sin(x * factor) @ x)
+    first = np.array(step(x))
+    factor += 1
+    assert_same_bits(step(x), first)

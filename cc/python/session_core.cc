@@ -14,10 +14,13 @@ namespace nb = nanobind;
 namespace coop::python {
 namespace {
 
-// Of Python or NumPy, JAX's literals, which derive from them, included: given as they are every
-// time. Others are recognised in Python.
-bool IsScalar(nb::handle x, nb::handle ndarray) {
-  if (PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr())) return true;
+// Python's, JAX's literals, which derive from them, included: given as they are every time. Others
+// are recognised in Python.
+bool IsNumber(nb::handle x) { return PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr()); }
+
+// NumPy's arrays without dimensions, JAX's literals included: given every time, too, but as they
+// are now; whoever has them may write into them.
+bool IsScalarArray(nb::handle x, nb::handle ndarray) {
   return PyObject_TypeCheck(x.ptr(), reinterpret_cast<PyTypeObject*>(ndarray.ptr())) != 0 &&
          nb::cast<int64_t>(x.attr("ndim")) == 0;
 }
@@ -156,8 +159,9 @@ std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prep
   for (const int32_t position : prepared.selection) {
     const nb::handle x = given[static_cast<size_t>(position)];
     nb::handle value = x;
-    if (!IsValue(x) && !IsScalar(x, ndarray_)) {
-      nb::object own = session.attr("_on_operand")(x);
+    if (!IsValue(x) && !IsNumber(x)) {
+      nb::object own =
+          IsScalarArray(x, ndarray_) ? x.attr("copy")() : session.attr("_on_operand")(x);
       if (!own.is_none()) value = made.emplace_back(std::move(own));
     }
     if (IsValue(value)) {
@@ -165,7 +169,7 @@ std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prep
       refs_.push_back({operand.storage, operand.key, {}});
       inputs_.push_back(operand.storage);
     } else {
-      refs_.push_back({kNone, -1, nb::borrow(x)});
+      refs_.push_back({kNone, -1, nb::borrow(value)});
     }
   }
   return made;

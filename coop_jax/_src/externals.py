@@ -91,7 +91,7 @@ class Externals:
     def _own(self, x: Any) -> Any:
         """The same memory as an object of the session's own, so that `x` itself may go."""
         if not isinstance(x, jax.Array):
-            x = np.asarray(x, jaxprs.aval_of(x).dtype)
+            x = np.array(x, jaxprs.aval_of(x).dtype)  # a copy: the caller may write into it
             if not x.ndim:
                 return x
             x = arrays.put(x, self._memory.device)

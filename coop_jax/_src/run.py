@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 
 from coop_jax._src import around, fusing, kernels, planning, policies, primitives
 from coop_jax._src import budget as budgets
@@ -264,7 +265,10 @@ class BudgetedFunction(Generic[P, R]):
             donated=donated,
             kinds=input_kinds([v.aval for v in jaxpr.invars], program),
             program=program,
-            constants=[as_array(c, device) for c in constants],
+            # Copies: whoever has them may write into them.
+            constants=[
+                as_array(c.copy() if isinstance(c, np.ndarray) else c, device) for c in constants
+            ],
             engine_programs={},
             plans=collections.OrderedDict(),
             planned=0,
