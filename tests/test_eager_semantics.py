@@ -339,7 +339,7 @@ def test_what_is_written_into_a_numpy_operand_later_does_not_show(shape: tuple[i
         return total
 
     x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
-    tight = coop_jax.remat_eager(counting, budget="256KiB" if len(shape) == 2 else "72KiB")
+    tight = coop_jax.remat_eager(counting, budget="384KiB" if len(shape) == 2 else "112KiB")
     assert_same_bits(tight(x), counting(jnp.asarray(x)))
     if len(shape) < 2:
         assert tight.runtime.stats().rematerialisations > 0
