@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
-from conftest import assert_same_bits
+from conftest import assert_same_bits, ones_that_xla_shares
 
 import coop_jax
 
@@ -329,7 +329,7 @@ def test_the_peak_is_within_a_tenth_of_what_run_needs(name: str) -> None:
 @pytest.mark.parametrize("shape", [(), (64,), (64, 64)])
 def test_what_is_written_into_a_numpy_operand_later_does_not_show(shape: tuple[int, ...]) -> None:
     def counting(x: jax.Array) -> jax.Array:
-        factor, kept = np.ones(shape, np.float32), [x]
+        factor, kept = ones_that_xla_shares(shape), [x]
         for _ in range(10):
             kept.append(jnp.sin(kept[-1] * factor))
             factor += 1

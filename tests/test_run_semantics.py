@@ -9,7 +9,7 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import assert_same_bits
+from conftest import assert_same_bits, ones_that_xla_shares
 from semantics import W, X, check, plain
 
 import coop_jax
@@ -300,7 +300,7 @@ def test_runtime_before_the_first_call_is_an_error() -> None:
 
 @pytest.mark.parametrize("shape", [(), (64,), (64, 64)])
 def test_numpy_arrays_closed_over_are_those_of_the_first_call(shape: tuple[int, ...]) -> None:
-    factor = np.ones(shape, np.float32)
+    factor = ones_that_xla_shares(shape)
     x = np.full((64, 64), 0.5, np.float32)
     step = coop_jax.run(lambda x: jnp.sin(x * factor) @ x)
     first = np.array(step(x))
