@@ -95,6 +95,12 @@ def ffi_targets(name: str = "coop_copy") -> dict[str, CapsuleType]:
         ValueError: there is no such custom call.
     """
 
+def ffi_version() -> tuple[int, int]:
+    """Return XLA's FFI interface that the custom calls were compiled for: (major, minor).
+
+    A jaxlib with an older one refuses them.
+    """
+
 # Actions, in order: (0, storage) drop its memory, it may come back; (1, operation, placements) run
 # it again; (2, storage) drop its memory, it is dead. A placement is (storage or -1 for scratch,
 # offset or -1 for outside the pool, position of the input whose block it takes or -1).
@@ -318,7 +324,10 @@ class Replay:
         load_arguments: tuple[Any, ...],
         address_of: Callable[[Any], int],
         is_deleted: Callable[[Any], bool],
-    ) -> None: ...
+        wait: Callable[[Any], object] | None = None,
+    ) -> None:
+        """``wait``: called after each launch with one of its results, until which it takes."""
+
     def add_cell(self, offset: int, spec: SlotSpec) -> int: ...
     def add_launch(
         self,

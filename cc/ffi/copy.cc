@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <exception>
+#include <utility>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -41,6 +42,8 @@ XLA_FFI_DEFINE_HANDLER(
     xf::Ffi::Bind().Arg<xf::AnyBuffer>().Arg<xf::AnyBuffer>().Ret<xf::AnyBuffer>());
 
 }  // namespace
+
+std::pair<int, int> FfiVersion() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
 
 Handler CopyCpuHandler() { return kCopyCpu; }
 Handler StoreCpuHandler() { return kStoreCpu; }

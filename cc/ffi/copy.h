@@ -18,6 +18,8 @@
 #ifndef COOP_FFI_COPY_H_
 #define COOP_FFI_COPY_H_
 
+#include <utility>
+
 extern "C" {
 struct XLA_FFI_CallFrame;
 struct XLA_FFI_Error;
@@ -26,6 +28,10 @@ struct XLA_FFI_Error;
 namespace coop::ffi {
 
 using Handler = XLA_FFI_Error* (*)(XLA_FFI_CallFrame*);
+
+// XLA's FFI interface that these were compiled for (major, minor); a jaxlib with an older one
+// refuses them.
+[[nodiscard]] std::pair<int, int> FfiVersion();
 
 [[nodiscard]] Handler CopyCpuHandler();
 [[nodiscard]] Handler StoreCpuHandler();

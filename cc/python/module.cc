@@ -4,6 +4,7 @@
 // Thread rule: initialised once, under the import lock.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <string>
@@ -57,4 +58,6 @@ NB_MODULE(_core, module) {
       "ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
       "Capsules of the XLA custom call 'coop_copy', 'coop_store' or 'coop_scratch', by platform "
       "name.");
+  module.def("ffi_version", &coop::ffi::FfiVersion,
+             "XLA's FFI interface that the custom calls were compiled for: (major, minor).");
 }
