@@ -246,6 +246,31 @@ def test_donated_arrays_keep_their_addresses_where_operations_move(
     assert counts[2:] == [counts[1]] * 3
 
 
+def test_what_is_read_in_two_shapes_is_one_operand_and_updated_in_place() -> None:
+    """Two arrays over one memory could not be overwritten: each step would find another pool."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(w: jax.Array) -> jax.Array:
+            scale = w.reshape(4, 64)
+            return (x * scale * scale).sum()
+
+        return w - 0.1 * jax.grad(loss)(w) * jnp.cos(w)
+
+    w, x = np.linspace(-1, 1, 256, dtype=np.float32), np.ones((2, 4, 64), np.float32)
+    traced = coop_jax.trace_program(step, w, x, donate_argnums=0, fusion=True).program
+    (op,) = traced.operations
+    storages = [traced.values[v].storage for v in op.operands]
+    assert len(storages) == len(set(storages)) == 2
+    assert op.in_place == (storages.index(traced.values[traced.inputs[0]].storage),)
+    budgeted = coop_jax.run(step, "1MiB", donate_argnums=0, fusion=True)
+    once = budgeted(w, x)
+    first, place = np.array(once), once.unsafe_buffer_pointer()
+    twice = budgeted(once, x)
+    assert twice.unsafe_buffer_pointer() == place
+    np.testing.assert_allclose(first, step(w, x), rtol=1e-6)
+    np.testing.assert_allclose(twice, step(first, x), rtol=1e-6)
+
+
 def test_what_is_read_after_the_gradient_is_not_overwritten_before() -> None:
     """The weights are read once more when their gradient is long there."""
 

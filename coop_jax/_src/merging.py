@@ -40,8 +40,7 @@ def merged(
     if len(members) == 1:
         return sink
     merger = _Merger(flattener)
-    for op in members:
-        merger.find_operands(op)
+    merger.find_operands(members)
     for op in members:
         merger.add(op)
     storage_of = flattener.storages
@@ -70,18 +69,32 @@ class _Merger:
     def __init__(self, flattener: Flattener):
         self.flattener = flattener
         self.operands: list[int] = []
-        self._made: set[int] = set()  # storages
         self._local: dict[int, int] = {}
         self._equations: list[Equation] = []
         self._next = 0
 
-    def find_operands(self, op: RawOperation) -> None:
-        """Notes what an operation reads from outside."""
-        for value in op.operands:
-            if self.flattener.storages[value] not in self._made and value not in self._local:
-                self._local[value] = len(self.operands)
-                self.operands.append(value)
-        self._made.update(self.flattener.storages[v] for v in op.results)
+    def find_operands(self, members: Sequence[RawOperation]) -> None:
+        """Notes what the operations read from outside.
+
+        What they read in several shapes is one operand, in its own: of two that share memory
+        neither could be overwritten.
+        """
+        read: list[int] = []
+        made: set[int] = set()  # storages
+        for op in members:
+            read += (v for v in op.operands if self.flattener.storages[v] not in made)
+            made.update(self.flattener.storages[v] for v in op.results)
+        shapes: dict[int, set[int]] = {}
+        for value in read:
+            if not self.flattener.is_part(value):
+                shapes.setdefault(self.flattener.storages[value], set()).add(value)
+        for value in read:
+            storage = self.flattener.storages[value]
+            several = not self.flattener.is_part(value) and len(shapes[storage]) > 1
+            operand = storage if several else value
+            if operand not in self._local:
+                self._local[operand] = len(self.operands)
+                self.operands.append(operand)
         self._next = len(self.operands)
 
     def add(self, op: RawOperation) -> None:
