@@ -27,12 +27,13 @@ void SetItem(PyObject* list, int32_t index, nb::object item) {
 }  // namespace
 
 Replay::Replay(nb::object pool, nb::object load, nb::tuple load_arguments, nb::object address_of,
-               nb::object is_deleted)
+               nb::object is_deleted, nb::object wait)
     : pool_(std::move(pool)),
       load_(std::move(load)),
       load_arguments_(std::move(load_arguments)),
       address_of_(std::move(address_of)),
-      is_deleted_(std::move(is_deleted)) {
+      is_deleted_(std::move(is_deleted)),
+      wait_(std::move(wait)) {
   static_cast<void>(MemoryOf(pool_));  // raises for anything else
 }
 
@@ -177,6 +178,9 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
       Steal(PyObject_Vectorcall(launch.call.ptr(), pointers.data(), pointers.size(), nullptr));
   arguments.clear();
   uncached.reset();
+  if (!wait_.is_none()) {
+    if (const Sequence found(results); found.size() > 0) wait_(found[found.size() - 1]);
+  }
   if (launch.consumes_input) {
     consumed = true;
     // The user's memory may be shared with what XLA does not write over: that is looked at.
@@ -209,8 +213,9 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
 
 void BindReplay(nb::module_& module) {
   nb::class_<Replay>(module, "Replay", "A plan's instructions, carried out again and again.")
-      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object>(), nb::arg("pool"),
-           nb::arg("load"), nb::arg("load_arguments"), nb::arg("address_of"), nb::arg("is_deleted"))
+      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object, nb::object>(),
+           nb::arg("pool"), nb::arg("load"), nb::arg("load_arguments"), nb::arg("address_of"),
+           nb::arg("is_deleted"), nb::arg("wait") = nb::none())
       .def("add_cell", &Replay::AddCell, nb::arg("offset"), nb::arg("spec"))
       .def(
           "add_launch",

@@ -30,9 +30,10 @@ namespace coop::python {
 class Replay {
  public:
   // `load`: called with a capsule and `load_arguments`, imports it. `address_of`, `is_deleted`: of
-  // an array. The user may delete any array that JAX lists as alive.
+  // an array. The user may delete any array that JAX lists as alive. `wait`: waits until an array
+  // is there, and so all that the same launch made; None where a launch is done when it returns.
   Replay(nanobind::object pool, nanobind::object load, nanobind::tuple load_arguments,
-         nanobind::object address_of, nanobind::object is_deleted);
+         nanobind::object address_of, nanobind::object is_deleted, nanobind::object wait);
 
   // A launch: call(*slots, *operands), once it is made ready.
   struct Launch {
@@ -99,6 +100,7 @@ class Replay {
   nanobind::tuple load_arguments_;
   nanobind::object address_of_;
   nanobind::object is_deleted_;
+  nanobind::object wait_;
   std::vector<Cell> cells_;
   std::vector<Instruction> instructions_;
   std::vector<Launch> launches_;

@@ -67,7 +67,16 @@ CPU = DeviceProfile(
     small_bytes=6e4,
     expensive_passes=30.0,  # else what a launch costs makes all but the largest outputs expensive
 )
-GPU = DeviceProfile("gpu", flops_per_second=1.5e13, bytes_per_second=1.5e12, launch_seconds=5e-6)
+# The time of a launch is that of an H200's host: XLA's call, and the wait for what it does.
+GPU = DeviceProfile(
+    "gpu",
+    flops_per_second=1.5e13,
+    bytes_per_second=1.5e12,
+    launch_seconds=6e-5,
+    small_flops=7.5e7,
+    small_bytes=7.5e6,
+    expensive_passes=30.0,  # as on the CPU
+)
 
 # From the makers' data sheets: matrix work on float32 arrays as JAX runs it by default (TF32 where
 # there is such a thing; "-fp32" is with full precision), memory bandwidth. A kernel that does next

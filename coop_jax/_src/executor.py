@@ -161,8 +161,8 @@ def _outputs(
 
 
 def _replay(compiled: CompiledPlan, memory: PoolMemory, counters: Counters) -> _core.Replay | None:
-    """The plan in C++, unless somebody wants to see each operation, or has to wait for it."""
-    if counters.recorder is not None or not memory.synchronous or arrays.looks_for_nans():
+    """The plan in C++, unless somebody wants to see each operation."""
+    if counters.recorder is not None or arrays.looks_for_nans():
         return None
     if compiled.replay is None:
         compiled.replay = replay_of(compiled.instructions, memory)
@@ -273,8 +273,8 @@ def launch(
     finally:  # also where it raises: a traceback that somebody keeps must not keep arrays
         operands.clear()
         arguments.clear()
-    if not memory.synchronous:
-        jax.block_until_ready(results)
+    if not memory.synchronous and results:
+        arrays.wait_for_launch(results[-1])
     if executable.checked and executable.places_outputs and consumed is None:
         return results
     if consumed is not None:

@@ -319,7 +319,14 @@ def cache_for(device: jax.Device) -> KernelCache:
 
 
 def copy_into(slot: jax.Array, source: jax.Array) -> jax.Array:
-    """Copies an array into a slot of its size and dtype; the result lies in the slot's memory."""
-    if placement.probe(slot.device) is Placement.COPIED:
+    """Copies an array into a slot of its size and dtype; the result lies in the slot's memory.
+
+    It is done when this returns: what is read there later need not know of it.
+    """
+    device = slot.device
+    if placement.probe(device) is Placement.COPIED:
         return ffi.store(slot, source)
-    return ffi.copy_into(slot, source)
+    copied = ffi.copy_into(slot, source)
+    if not arrays.runs_synchronously(device):
+        arrays.wait_for_launch(copied)
+    return copied

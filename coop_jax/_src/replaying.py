@@ -2,8 +2,7 @@
 
 What C++ does not do stays the executor's: first launches of executables, whose outputs have to be
 looked at, launches over copies of operands, and whatever asks to see each operation (verification,
-measuring, NaN checks). Where an operation is not done when its call returns (a GPU) Python waits
-for it, so there is no replay there.
+measuring, NaN checks).
 
 The arrays that wait in cells own no memory, but JAX lists them among `jax.live_arrays()`. The user
 may delete them; a slot is imported anew then.
@@ -31,7 +30,12 @@ class _Builder:
         self._memory = memory
         load, load_arguments = arrays.importer(memory.device)
         self._replay = _core.Replay(
-            memory.pool, load, load_arguments, arrays.address_of, arrays.is_deleted
+            memory.pool,
+            load,
+            load_arguments,
+            arrays.address_of,
+            arrays.is_deleted,
+            None if memory.synchronous else arrays.wait_for_launch,
         )
         self._cells: dict[tuple[int, int], int] = {}  # by offset and identity of the description
         self._cell_of: dict[int, int] = {}  # of values that a launch made and nobody else holds
