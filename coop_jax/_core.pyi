@@ -325,8 +325,12 @@ class Replay:
         address_of: Callable[[Any], int],
         is_deleted: Callable[[Any], bool],
         wait: Callable[[Any], object] | None = None,
+        ordered: bool = False,
     ) -> None:
-        """``wait``: called after each launch with one of its results, until which it takes."""
+        """``wait``: called after each launch with one of its results, until which it takes.
+
+        ``ordered``: a launch begins when those before are done, so only the last is waited for.
+        """
 
     def add_cell(self, offset: int, spec: SlotSpec) -> int: ...
     def add_launch(

@@ -66,13 +66,15 @@ def test_later_steps_launch_nothing_in_python_and_give_the_same_bits(
     step.runtime.memory().pool.validate()
 
 
-def test_every_launch_is_waited_for_where_it_is_not_done_when_it_returns(
-    launches: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ordered", [False, True])
+def test_launches_are_waited_for_where_they_are_not_done_when_they_return(
+    ordered: bool, launches: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: what follows may be written over what a launch still reads."""
+    """What follows may be written over what a launch still reads, unless it begins later."""
     if verifying():
         pytest.skip("verification looks at each operation")
     monkeypatch.setattr(arrays, "runs_synchronously", lambda device: False)
+    monkeypatch.setattr(arrays, "runs_in_order", lambda device: ordered)
     waited: list[jax.Array] = []
     wait = arrays.wait_for_launch
 
@@ -93,7 +95,11 @@ def test_every_launch_is_waited_for_where_it_is_not_done_when_it_returns(
     assert in_python == 0
     (signature,) = step._signatures.values()
     *_, plan = signature.plans.values()
-    assert in_all == sum(type(i) is Run for i in plan.instructions) > 0
+    runs = [i for i in plan.instructions if type(i) is Run]
+    assert any(i.recompute for i in runs)
+    assert in_all == (1 if ordered else len(runs))
+    stats = step.runtime.stats()
+    assert 0 < stats.recompute_seconds < stats.compute_seconds
 
 
 def test_arrays_that_a_plan_keeps_may_be_deleted_by_the_user() -> None:

@@ -27,13 +27,14 @@ void SetItem(PyObject* list, int32_t index, nb::object item) {
 }  // namespace
 
 Replay::Replay(nb::object pool, nb::object load, nb::tuple load_arguments, nb::object address_of,
-               nb::object is_deleted, nb::object wait)
+               nb::object is_deleted, nb::object wait, bool ordered)
     : pool_(std::move(pool)),
       load_(std::move(load)),
       load_arguments_(std::move(load_arguments)),
       address_of_(std::move(address_of)),
       is_deleted_(std::move(is_deleted)),
-      wait_(std::move(wait)) {
+      wait_(std::move(wait)),
+      ordered_(ordered) {
   static_cast<void>(MemoryOf(pool_));  // raises for anything else
 }
 
@@ -118,6 +119,7 @@ size_t Replay::Run(nb::list values, size_t begin, nb::handle interrupts, nb::han
     consumed = false;
     obeyed = true;
   }
+  awaited_.reset();  // of a run that raised
   size_t number = begin;
   for (; number < instructions_.size() && instructions_[number].ready; ++number) {
     const Instruction& instruction = instructions_[number];
@@ -146,7 +148,15 @@ size_t Replay::Run(nb::list values, size_t begin, nb::handle interrupts, nb::han
         break;
     }
   }
+  const auto since = std::chrono::steady_clock::now();
+  Finish();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - since;
+  compute_seconds += seconds.count();
   return number;
+}
+
+void Replay::Finish() {
+  if (awaited_.is_valid()) wait_(std::exchange(awaited_, nb::object()));
 }
 
 void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
@@ -179,7 +189,10 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
   arguments.clear();
   uncached.reset();
   if (!wait_.is_none()) {
-    if (const Sequence found(results); found.size() > 0) wait_(found[found.size() - 1]);
+    if (const Sequence found(results); found.size() > 0) {
+      awaited_ = nb::borrow(found[found.size() - 1]);
+      if (!ordered_) Finish();
+    }
   }
   if (launch.consumes_input) {
     consumed = true;
@@ -213,9 +226,9 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
 
 void BindReplay(nb::module_& module) {
   nb::class_<Replay>(module, "Replay", "A plan's instructions, carried out again and again.")
-      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object, nb::object>(),
+      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object, nb::object, bool>(),
            nb::arg("pool"), nb::arg("load"), nb::arg("load_arguments"), nb::arg("address_of"),
-           nb::arg("is_deleted"), nb::arg("wait") = nb::none())
+           nb::arg("is_deleted"), nb::arg("wait") = nb::none(), nb::arg("ordered") = false)
       .def("add_cell", &Replay::AddCell, nb::arg("offset"), nb::arg("spec"))
       .def(
           "add_launch",

@@ -32,8 +32,11 @@ class Replay {
   // `load`: called with a capsule and `load_arguments`, imports it. `address_of`, `is_deleted`: of
   // an array. The user may delete any array that JAX lists as alive. `wait`: waits until an array
   // is there, and so all that the same launch made; None where a launch is done when it returns.
+  // `ordered`: each launch begins when those before it are done, so that only the last is waited
+  // for: what is written over is read before, as in XLA's own allocator of such a device.
   Replay(nanobind::object pool, nanobind::object load, nanobind::tuple load_arguments,
-         nanobind::object address_of, nanobind::object is_deleted, nanobind::object wait);
+         nanobind::object address_of, nanobind::object is_deleted, nanobind::object wait,
+         bool ordered);
 
   // A launch: call(*slots, *operands), once it is made ready.
   struct Launch {
@@ -68,6 +71,8 @@ class Replay {
   size_t Run(nanobind::list values, size_t begin, nanobind::handle interrupts,
              nanobind::handle misplaced);
 
+  // Where launches are ordered these say when they were enqueued, not what they took; only their
+  // sum means something.
   double compute_seconds = 0;
   double recompute_seconds = 0;
   // Whether a donated array of the user is gone since Run began at 0: nothing interrupts from then
@@ -92,6 +97,8 @@ class Replay {
   };
 
   [[nodiscard]] nanobind::object Import(const Cell& cell, bool write);
+  // Waits for the last launch, if that is outstanding.
+  void Finish();
   void RunLaunch(const Launch& launch, PyObject* values, size_t number, nanobind::handle misplaced);
   void CheckValue(int32_t value);
 
@@ -101,6 +108,8 @@ class Replay {
   nanobind::object address_of_;
   nanobind::object is_deleted_;
   nanobind::object wait_;
+  bool ordered_;
+  nanobind::object awaited_;  // a result of the last launch, invalid if there is none
   std::vector<Cell> cells_;
   std::vector<Instruction> instructions_;
   std::vector<Launch> launches_;

@@ -11,7 +11,7 @@ Thread rule: under the runtime's lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -130,9 +130,20 @@ def execute(
     finally:
         env.clear()  # whoever keeps the traceback must not keep the values
         if replay is not None:
-            counters.compute_seconds += replay.compute_seconds
-            counters.recompute_seconds += replay.recompute_seconds
+            seconds, again = replay.compute_seconds, replay.recompute_seconds
+            if memory.ordered:  # nobody knows what each took
+                seconds += again
+                again = seconds * _recompute_share(compiled.stats)
+                seconds -= again
+            counters.compute_seconds += seconds
+            counters.recompute_seconds += again
             replay.compute_seconds = replay.recompute_seconds = 0.0
+
+
+def _recompute_share(stats: Mapping[str, Any]) -> float:
+    """Of the seconds that a plan is expected to take, those of recomputations."""
+    again = float(stats["recompute_seconds"])
+    return again / ((float(stats["compute_seconds"]) + again) or 1.0)
 
 
 def _outputs(

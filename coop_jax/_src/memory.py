@@ -43,14 +43,16 @@ class PoolMemory:
       pool: the C++ pool.
       cells: arrays over it that sessions are done with, to write into.
       synchronous: whether an operation is done when its call returns.
+      ordered: whether an operation begins when all that were called before are done.
     """
 
-    __slots__ = ("_import", "_specs", "cells", "device", "pool", "synchronous")
+    __slots__ = ("_import", "_specs", "cells", "device", "ordered", "pool", "synchronous")
 
     def __init__(self, capacity_bytes: int, device: jax.Device):
         self.device = device
         self.cells = _core.SlotCells()
         self.synchronous = arrays.runs_synchronously(device)
+        self.ordered = arrays.runs_in_order(device)
         load, arguments = arrays.importer(device)
         self._import: Callable[[object], jax.Array] = lambda capsule: load(capsule, *arguments)
         self._specs: dict[tuple[Any, Any], _core.SlotSpec] = {}

@@ -2,7 +2,8 @@
 
 What C++ does not do stays the executor's: first launches of executables, whose outputs have to be
 looked at, launches over copies of operands, and whatever asks to see each operation (verification,
-measuring, NaN checks).
+measuring, NaN checks). Where an operation is not done when its call returns, each is waited for, or
+the last of a plan alone if the device takes them in order (a GPU).
 
 The arrays that wait in cells own no memory, but JAX lists them among `jax.live_arrays()`. The user
 may delete them; a slot is imported anew then.
@@ -36,6 +37,7 @@ class _Builder:
             arrays.address_of,
             arrays.is_deleted,
             None if memory.synchronous else arrays.wait_for_launch,
+            memory.ordered,
         )
         self._cells: dict[tuple[int, int], int] = {}  # by offset and identity of the description
         self._cell_of: dict[int, int] = {}  # of values that a launch made and nobody else holds

@@ -1,8 +1,9 @@
 """Statistics of a runtime: cheap enough to be always on.
 
 Names and meanings are those of the paper's section 4.2. `compute_seconds` and `recompute_seconds`
-are *measured* where operations run in order on the caller's thread (CPU); where the device runs
-behind the caller (GPU) they include the wait for it.
+are *measured* where operations run in order on the caller's thread (CPU). Where the device runs
+behind the caller (GPU) their sum is, the wait for it included; where a plan is repeated, the sum is
+shared out by what operations are expected to take.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import jaxlib_extension_version as _jaxlib_extension_version
 from jax._src.random import prng as _prng
 from jaxlib import _jax
+from jaxlib import xla_client as _xla_client
 
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _NAMED_DLPACK = {  # (type code, bits) of dtypes that NumPy has no kind for
@@ -140,6 +141,19 @@ def runs_synchronously(device: jax.Device) -> bool:
     had started the backend before, the flag may say less than the truth, so that is not trusted.
     """
     return device.platform == "cpu" and _flag_was_cleared_in_time
+
+
+def runs_in_order(device: jax.Device) -> bool:
+    """Whether an operation begins when all that were called before, by one thread, are done.
+
+    XLA's default client for GPUs enqueues what it executes on one stream for each device, and its
+    allocator counts on that. (Copies to the host have streams of their own, and wait for the array
+    that they read.) Of its other client that is not known.
+    """
+    if device.platform != "gpu":
+        return False
+    make_options = getattr(_xla_client, "generate_pjrt_gpu_plugin_options", None)
+    return make_options is not None and make_options().get("use_tfrt_gpu_client") is False
 
 
 def compiling() -> contextlib.AbstractContextManager[None]:
