@@ -21,14 +21,15 @@ What ran before leaves its traces: caches, pages that malloc keeps. With --besid
 another way of placing checkpoints) three contenders are alone: `jax.jit`, the one with those
 checkpoints, barriers kept, and the `run` in as much memory. With --apart each contender has a
 process of its own, plain JAX's without `coop_jax`; `fusion=False` and checkpoints as XLA compiles
-them for CPU are left out.
+them for CPU are left out. A step after those of others finds the processor's caches full of what
+they left; with --in_a_row=20 each takes 20 steps before the next does, as in a training.
 
 On a GPU, where a pool without a budget is most of the device, the first `run` has what the jitted
 step needs, and barriers are kept anyhow. There --size=paper is of interest: the small sizes
 measure launches.
 
 Run: python -m tests.benchmarks.compiled [--programs=gpt,unet] [--repeats=9] [--warmups=8]
-    [--beside=per-layer] [--apart] [--size=paper]
+    [--beside=per-layer] [--apart] [--in_a_row=20] [--size=paper]
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from tests.benchmarks.contenders import KNOWN, Contender, Program, program_of
 _PROGRAMS = flags.DEFINE_list("programs", list(KNOWN[:7]), f"Which of {', '.join(KNOWN)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
 _WARMUPS = flags.DEFINE_integer("warmups", 8, "Rounds before, which compile.", lower_bound=1)
+_IN_A_ROW = flags.DEFINE_integer("in_a_row", 1, "Steps in a round.", lower_bound=1)
 _APART = flags.DEFINE_bool("apart", False, "Each in a process of its own.")
 _SIZE = flags.DEFINE_enum("size", "small", ["small", "paper"], "Of the paper's networks.")
 _BESIDE = flags.DEFINE_string("beside", "", "Only beside checkpoints placed so.")
@@ -106,7 +108,7 @@ def _print_program(name: str) -> None:
         contenders = _contenders(program, make)
         for number in range(-_WARMUPS.value, _REPEATS.value):
             for contender in contenders:
-                contender.take(timed=number >= 0)
+                contender.take(number >= 0, _IN_A_ROW.value)
         print(f"\n{name}")
         print(
             f"{'':30}{'ms':>9}{'/ jit':>9}{'MiB':>9}{'/ jit':>9}{'first s':>9}{'recompute':>10}"
