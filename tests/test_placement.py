@@ -200,6 +200,31 @@ def test_a_pool_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     assert "smaller budget" in caught.value.__notes__[0]
 
 
+def test_without_a_budget_the_pool_takes_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; users have arrays there before the first call."""
+    left = iter([1000, 10])
+    monkeypatch.setattr(arrays, "memory_left", lambda device: next(left))
+    runtime = coop_jax.Runtime(None)
+    assert [runtime.capacity_bytes() for _ in range(3)] == [900] * 3
+
+
+def test_what_is_left_of_a_device() -> None:
+    class Device:
+        def __init__(self, stats: dict[str, int] | None):
+            self._stats = stats
+
+        def memory_stats(self) -> dict[str, int] | None:
+            return self._stats
+
+    def left(stats: dict[str, int] | None) -> int | None:
+        device: Any = Device(stats)
+        return arrays.memory_left(device)
+
+    assert left(None) is None
+    assert left({"bytes_limit": 100, "bytes_in_use": 30}) == 70
+    assert left({"bytes_limit": 100}) == 100
+
+
 # --- coop_store ---
 
 

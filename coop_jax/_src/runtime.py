@@ -40,7 +40,7 @@ class Runtime:
 
     Args:
       budget: bytes (int), a string such as "512MiB" or "2GB", or None for no cap (CPU: all of the
-        machine's memory; GPU: what the device's allocator still has).
+        machine's memory; GPU: nine tenths of what its allocator has left at the first call).
       policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy` with switches of its own.
       device: a `jax.Device`; the default device if None.
       workspace: bytes to keep for XLA's temporary memory, or None to keep what the compiled
@@ -86,6 +86,7 @@ class Runtime:
         )
         self._counters = Counters()
         self._memory: PoolMemory | None = None
+        self._unbounded_bytes: int | None = None  # stands in for a budget
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._closed = False
@@ -220,7 +221,8 @@ class Runtime:
         """The budget, or what stands in for none."""
         if self._budget_bytes is not None:
             return self._budget_bytes
-        limit = arrays.memory_limit(self._device)
-        if limit is not None:
-            return int(limit * 0.9)
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self._unbounded_bytes is None:  # what is left changes, also by the pool
+            left = arrays.memory_left(self._device)
+            machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            self._unbounded_bytes = machine if left is None else int(left * 0.9)
+        return self._unbounded_bytes

@@ -170,10 +170,12 @@ def compiling() -> contextlib.AbstractContextManager[None]:
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
-def memory_limit(device: jax.Device) -> int | None:
-    """Bytes that the device's allocator may hand out, None where it does not say (CPU)."""
+def memory_left(device: jax.Device) -> int | None:
+    """Bytes that the device's allocator may hand out yet, None where it does not say (CPU)."""
     stats = device.memory_stats()
-    return None if not stats else stats.get("bytes_limit")
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
 
 
 def replace_buffer(target: jax.Array, source: jax.Array) -> None:
