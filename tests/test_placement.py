@@ -18,7 +18,7 @@ from conftest import assert_same_bits
 import coop_jax
 from coop_jax import _core
 from coop_jax._src import kernels, placement, placement_check
-from coop_jax._src.compat import arrays, ffi
+from coop_jax._src.compat import arrays, devices, ffi
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.placement import Placement
 
@@ -162,8 +162,8 @@ def test_an_interrupted_probe_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) 
 
 def test_cuda_devices_have_their_dlpack_number() -> None:
     device: Any = FakeDevice("gpu", "PJRT C API\ncuda 12090", number=3)
-    assert arrays.dlpack_device(device) == (2, 3)
-    assert arrays.dlpack_device(jax.devices()[0]) == (1, 0)
+    assert devices.dlpack_device(device) == (2, 3)
+    assert devices.dlpack_device(jax.devices()[0]) == (1, 0)
 
 
 @pytest.mark.parametrize(("platform", "version"), [("gpu", "rocm 60400"), ("tpu", "libtpu")])
@@ -203,7 +203,7 @@ def test_a_pool_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_a_budget_the_pool_takes_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU; users have arrays there before the first call."""
     left = iter([1000, 10])
-    monkeypatch.setattr(arrays, "memory_left", lambda device: next(left))
+    monkeypatch.setattr(devices, "memory_left", lambda device: next(left))
     runtime = coop_jax.Runtime(None)
     assert [runtime.capacity_bytes() for _ in range(3)] == [900] * 3
 
@@ -218,7 +218,7 @@ def test_what_is_left_of_a_device() -> None:
 
     def left(stats: dict[str, int] | None) -> int | None:
         device: Any = Device(stats)
-        return arrays.memory_left(device)
+        return devices.memory_left(device)
 
     assert left(None) is None
     assert left({"bytes_limit": 100, "bytes_in_use": 30}) == 70

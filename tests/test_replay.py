@@ -17,7 +17,7 @@ from faults import data, first_params, make, step_fn
 import coop_jax
 from coop_jax import _core
 from coop_jax._src import executor
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arrays, devices
 from coop_jax._src.instructions import Run
 from coop_jax._src.memory import PoolMemory
 
@@ -74,7 +74,7 @@ def test_launches_are_waited_for_where_they_are_not_done_when_they_return(
     if verifying():
         pytest.skip("verification looks at each operation")
     monkeypatch.setattr(arrays, "runs_synchronously", lambda device: False)
-    monkeypatch.setattr(arrays, "runs_in_order", lambda device: ordered)
+    monkeypatch.setattr(devices, "runs_in_order", lambda device: ordered)
     waited: list[jax.Array] = []
     wait = arrays.wait_for_launch
 

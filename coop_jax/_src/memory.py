@@ -30,7 +30,7 @@ from typing import Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arrays, devices
 
 # Of XLA's own buffers on a GPU; parameters need less. The runtime aligns blocks to it there.
 ALIGNMENT_BYTES = 256
@@ -52,7 +52,7 @@ class PoolMemory:
         self.device = device
         self.cells = _core.SlotCells()
         self.synchronous = arrays.runs_synchronously(device)
-        self.ordered = arrays.runs_in_order(device)
+        self.ordered = devices.runs_in_order(device)
         load, arguments = arrays.importer(device)
         self._import: Callable[[object], jax.Array] = lambda capsule: load(capsule, *arguments)
         self._specs: dict[tuple[Any, Any], _core.SlotSpec] = {}
@@ -60,7 +60,7 @@ class PoolMemory:
             # Pages are taken from the system when first written, so an unused part costs nothing.
             self.pool = _core.Pool(capacity_bytes)
         else:
-            kind = arrays.dlpack_device(device)  # first: it refuses devices that will not do
+            kind = devices.dlpack_device(device)  # first: it refuses devices that will not do
             owner = _allocate(capacity_bytes, device)
             self.pool = _core.Pool(arrays.address_of(owner), capacity_bytes, owner, *kind)
 

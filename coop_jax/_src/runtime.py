@@ -20,7 +20,7 @@ import jax
 from coop_jax._src import budget as budgets
 from coop_jax._src import kernels, policies
 from coop_jax._src import verify as verifying
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import devices
 from coop_jax._src.errors import BudgetExceededError, BudgetReport
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.planning import PlanSettings
@@ -222,7 +222,7 @@ class Runtime:
         if self._budget_bytes is not None:
             return self._budget_bytes
         if self._unbounded_bytes is None:  # what is left changes, also by the pool
-            left = arrays.memory_left(self._device)
+            left = devices.memory_left(self._device)
             machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             self._unbounded_bytes = machine if left is None else int(left * 0.9)
         return self._unbounded_bytes

@@ -25,7 +25,8 @@ from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import jaxlib_extension_version as _jaxlib_extension_version
 from jax._src.random import prng as _prng
 from jaxlib import _jax
-from jaxlib import xla_client as _xla_client
+
+from coop_jax._src.compat.devices import dlpack_device
 
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _NAMED_DLPACK = {  # (type code, bits) of dtypes that NumPy has no kind for
@@ -102,24 +103,6 @@ def importer(device: jax.Device) -> tuple[Callable[..., jax.Array], tuple[Any, .
     return load, (device, None, None)
 
 
-def dlpack_device(device: jax.Device) -> tuple[int, int]:
-    """The DLPack (device type, number) of a device.
-
-    Raises:
-      ValueError: the pool cannot be on such a device.
-    """
-    if device.platform == "cpu":
-        return 1, 0
-    version = device.client.platform_version
-    if device.platform == "gpu" and "cuda" in version:
-        number = device.local_hardware_id
-        return 2, 0 if number is None else number
-    raise ValueError(
-        f"coop_jax runs on CPU and on CUDA GPUs; {device} is a '{device.platform}' device"
-        f" ({version.strip()}): choose another with `device=`"
-    )
-
-
 def zero_bytes(count: int, device: jax.Device) -> jax.Array:
     """An array of this many bytes on the device, whatever trace is current."""
     with _core.set_current_trace(_core.eval_trace):
@@ -143,19 +126,6 @@ def runs_synchronously(device: jax.Device) -> bool:
     return device.platform == "cpu" and _flag_was_cleared_in_time
 
 
-def runs_in_order(device: jax.Device) -> bool:
-    """Whether an operation begins when all that were called before, by one thread, are done.
-
-    XLA's default client for GPUs enqueues what it executes on one stream for each device, and its
-    allocator counts on that. (Copies to the host have streams of their own, and wait for the array
-    that they read.) Of its other client that is not known.
-    """
-    if device.platform != "gpu":
-        return False
-    make_options = getattr(_xla_client, "generate_pjrt_gpu_plugin_options", None)
-    return make_options is not None and make_options().get("use_tfrt_gpu_client") is False
-
-
 def compiling() -> contextlib.AbstractContextManager[None]:
     """A context in which compiled operations run compiled, also where the user disabled `jit`.
 
@@ -168,14 +138,6 @@ def compiling() -> contextlib.AbstractContextManager[None]:
 
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-
-
-def memory_left(device: jax.Device) -> int | None:
-    """Bytes that the device's allocator may hand out yet, None where it does not say (CPU)."""
-    stats = device.memory_stats()
-    if not stats or "bytes_limit" not in stats:
-        return None
-    return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
 
 
 def replace_buffer(target: jax.Array, source: jax.Array) -> None:
