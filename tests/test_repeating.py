@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax import _core
-from coop_jax._src import passing, run
+from coop_jax._src import passing, run, signatures, tiers
 from coop_jax._src.compat import arguments, arrays
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.residency import FOREIGN, Residency
@@ -144,6 +145,14 @@ class LongWay:
         return call(), self.calls - before
 
 
+@pytest.fixture
+def in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments from the sixth call on, for good: how long calls took is nothing to count on."""
+    monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
+    monkeypatch.setattr(tiers, "_scale", lambda *_: 1.0)
+    monkeypatch.setattr(signatures, "_JUDGED_AFTER", math.inf)
+
+
 def trained(fn: Any, steps: int, x: Any) -> tuple[State, jax.Array]:
     state = first_state()
     for _ in range(steps):
@@ -153,8 +162,9 @@ def trained(fn: Any, steps: int, x: Any) -> tuple[State, jax.Array]:
 
 @pytest.mark.parametrize("batch", [BATCH, jnp.asarray(BATCH), jax.device_put(BATCH, DEVICE)])
 @pytest.mark.parametrize("fusion", [False, True])
-def test_steps_go_the_short_way(batch: Any, fusion: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
+def test_steps_go_the_short_way(
+    batch: Any, fusion: bool, in_segments: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     way = LongWay(monkeypatch)
     fn = coop_jax.run(step, donate_argnums=0, fusion=fusion)
     trained(fn, 12, batch)
@@ -172,9 +182,8 @@ def test_steps_go_the_short_way(batch: Any, fusion: bool, monkeypatch: pytest.Mo
 
 @pytest.mark.unless_forced("then nothing runs in segments")
 def test_operations_that_are_looked_at_do_not_run_in_segments(
-    monkeypatch: pytest.MonkeyPatch,
+    in_segments: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
     way = LongWay(monkeypatch)
     fn = coop_jax.run(step, donate_argnums=0, fusion=True)
     state, _ = trained(fn, 12, BATCH)
