@@ -1,7 +1,7 @@
 """Types of the extension module: the pool and the engine."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from typing_extensions import CapsuleType
 
@@ -497,6 +497,25 @@ def operation_key(
 ) -> tuple[Any, tuple[Any, ...], tuple[Hashable, ...], tuple[int, ...] | None, Any]:
     """What an operation is looked up by; without a hash where a parameter has none."""
 
+class PreparedOperations:
+    """Prepared operations by their keys. See cc/python/operation_key.h."""
+
+    def __init__(self, literals: frozenset[type], constant: type) -> None: ...
+    def find(
+        self,
+        operand_key: Callable[[Any], Hashable],
+        primitive: Any,
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        context: Any,
+        otherwise: Any = None,
+    ) -> Any:
+        """As `get` with the `operation_key` of these, in less time."""
+    def get(self, key: Hashable, otherwise: Any = None) -> Any: ...
+    def __setitem__(self, key: Hashable, prepared: Prepared | None) -> None: ...
+    def __len__(self) -> int: ...
+    def clear(self) -> None: ...
+
 class SlotCells:
     """Arrays to be donated to what is written at their place next. See cc/python/slot_cells.h."""
 
@@ -517,13 +536,21 @@ class SessionCore(Engine):
         load: Callable[..., Any],
         load_arguments: tuple[Any, ...],
         operand_key: Callable[[Any], Hashable],
-        prepared: dict[Hashable, Any],
+        prepared: PreparedOperations,
         fast: bool,
     ) -> None: ...
     def apply(
-        self, session: Any, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
-    ) -> list[Value] | None:
-        """Run what is prepared for a primitive; None if nothing is."""
+        self,
+        session: Any,
+        primitive: Any,
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        context: Any = None,
+    ) -> list[Value] | Literal[False] | None:
+        """Run what is prepared for a primitive.
+
+        None if that is not known, False for a call that is to be taken apart.
+        """
 
     def run(self, session: Any, prepared: Prepared, operands: Sequence[Any]) -> list[Value]: ...
     def bring(self, session: Any, storage: int) -> None:

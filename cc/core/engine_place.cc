@@ -133,9 +133,11 @@ bool Engine::Impl::PlaceOutputs() {
   }
   std::erase_if(order_, [&](size_t i) { return PlaceAsAsked(&placed_[i]); });
   if (order_.empty()) return true;
-  // The largest first: it is the hardest to find room for.
-  std::stable_sort(order_.begin(), order_.end(),
-                   [&](size_t a, size_t b) { return rounded(a) > rounded(b); });
+  if (order_.size() > 1) {  // the sort allocates, and most operations have one output
+    // The largest first: it is the hardest to find room for.
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](size_t a, size_t b) { return rounded(a) > rounded(b); });
+  }
   const Side by_policy = SideOf(frames_.back().operation);
   for (size_t n = 0; n < order_.size(); ++n) {
     const Side side = SideOf(placed_[order_[n]].output, by_policy);

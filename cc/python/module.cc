@@ -50,6 +50,7 @@ NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);
   coop::python::BindPool(module);
   coop::python::BindEngine(module);
+  coop::python::BindOperationKey(module);
   coop::python::BindSession(module);
   coop::python::BindReplay(module);
   coop::python::BindArgumentReader(module);

@@ -90,9 +90,6 @@ void BindSession(nb::module_& module) {
       .def_ro("out_avals", &Prepared::out_avals)
       .def_ro("selection", &Prepared::selection);
 
-  module.def("operation_key", &OperationKey, nb::arg("operand_key"), nb::arg("primitive"),
-             nb::arg("operands"), nb::arg("params"), nb::arg("context").none());
-
   nb::class_<SlotCells>(module, "SlotCells", "Arrays to be donated to what is written next.")
       .def(nb::init<>())
       .def("__len__", &SlotCells::size);
@@ -100,13 +97,13 @@ void BindSession(nb::module_& module) {
   nb::class_<SessionCore, PyEngine>(module, "SessionCore",
                                     "An engine and what a session holds; runs operations.")
       .def(nb::init<int64_t, int64_t, const Policy&, double, nb::object, nb::object, nb::object,
-                    nb::tuple, nb::object, nb::dict, bool>(),
+                    nb::tuple, nb::object, nb::object, bool>(),
            nb::arg("capacity_bytes"), nb::arg("alignment_bytes"), nb::arg("policy"),
            nb::arg("expensive_seconds_per_byte"), nb::arg("pool"), nb::arg("cells"),
            nb::arg("load"), nb::arg("load_arguments"), nb::arg("operand_key"), nb::arg("prepared"),
            nb::arg("fast"))
       .def("apply", &SessionCore::Apply, nb::arg("session"), nb::arg("primitive"),
-           nb::arg("operands"), nb::arg("params"))
+           nb::arg("operands"), nb::arg("params"), nb::arg("context").none() = nb::none())
       .def("run", &SessionCore::Run, nb::arg("session"), nb::arg("prepared"), nb::arg("operands"))
       .def("bring", &SessionCore::Bring, nb::arg("session"), nb::arg("storage"))
       .def("reserve_room", &SessionCore::ReserveRoom, nb::arg("session"), nb::arg("nbytes"))

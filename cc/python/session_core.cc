@@ -30,7 +30,7 @@ bool IsScalarArray(nb::handle x, nb::handle ndarray) {
 SessionCore::SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
                          double expensive_seconds_per_byte, nb::object pool, nb::object cells,
                          nb::object load, nb::tuple load_arguments, nb::object operand_key,
-                         nb::dict prepared, bool fast)
+                         nb::object prepared, bool fast)
     : PyEngine(capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte, true),
       pool_(std::move(pool)),
       cells_owner_(std::move(cells)),
@@ -38,60 +38,19 @@ SessionCore::SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const 
       load_(std::move(load)),
       load_arguments_(std::move(load_arguments)),
       operand_key_(std::move(operand_key)),
-      prepared_(std::move(prepared)),
+      prepared_owner_(std::move(prepared)),
+      prepared_(nb::cast<PreparedOperations&>(prepared_owner_)),
       ndarray_(nb::module_::import_("numpy").attr("ndarray")),
       fast_(fast),
       dead_(std::make_shared<DeadList>()) {}
 
 // --- Running ---
 
-nb::object OperationKey(nb::handle operand_key, nb::handle primitive, nb::handle operands,
-                        nb::handle params, nb::handle context) {
-  const Sequence given(operands);
-  const size_t count = given.size();
-  const nb::object keys = Steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
-  bool repeated = false;
-  for (size_t i = 0; i < count; ++i) {
-    const nb::handle x = given[i];
-    nb::object key = IsValue(x) ? Steal(PyLong_FromLong(nb::inst_ptr<Value>(x)->key))
-                                : nb::steal(PyObject_CallOneArg(operand_key.ptr(), x.ptr()));
-    if (!key.is_valid()) nb::raise_python_error();
-    PyTuple_SET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i), key.release().ptr());
-    for (size_t j = 0; j < i && !repeated; ++j) repeated = given[j].is(x);
-  }
-  nb::object positions = nb::none();  // where each operand is first seen, if any is repeated
-  if (repeated) {
-    positions = Steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
-    for (size_t i = 0; i < count; ++i) {
-      size_t first = 0;
-      while (!given[first].is(given[i])) ++first;
-      PyTuple_SET_ITEM(positions.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromSize_t(first));
-    }
-  }
-  const nb::object items = Steal(PyTuple_New(2 * PyDict_GET_SIZE(params.ptr())));
-  PyObject *name = nullptr, *value = nullptr;
-  Py_ssize_t place = 0, next = 0;
-  while (PyDict_Next(params.ptr(), &place, &name, &value)) {
-    PyTuple_SET_ITEM(items.ptr(), next++, Py_NewRef(name));
-    PyTuple_SET_ITEM(items.ptr(), next++, Py_NewRef(value));
-  }
-  return Steal(
-      PyTuple_Pack(5, primitive.ptr(), items.ptr(), keys.ptr(), positions.ptr(), context.ptr()));
-}
-
 nb::object SessionCore::Apply(nb::handle session, nb::handle primitive, nb::handle operands,
-                              nb::handle params) {
-  const nb::object key = OperationKey(operand_key_, primitive, operands, params, nb::none());
-  PyObject* const found = PyDict_GetItemWithError(prepared_.ptr(), key.ptr());
-  if (found == nullptr) {
-    if (PyErr_Occurred() == nullptr) return nb::none();
-    if (!PyErr_ExceptionMatches(PyExc_TypeError)) nb::raise_python_error();
-    PyErr_Clear();  // a parameter without hash: the session has another way
-    return nb::none();
-  }
-  if (found == Py_None) return nb::none();
-  const nb::object owner = nb::borrow(found);  // the cache may be emptied meanwhile
-  return Run(session, owner, operands);
+                              nb::handle params, nb::handle context) {
+  const nb::object owner = prepared_.Find(operand_key_, primitive, operands, params, context);
+  if (!owner.is_valid()) return nb::none();
+  return owner.is_none() ? nb::bool_(false) : Run(session, owner, operands);
 }
 
 nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle operands) {
@@ -117,11 +76,10 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
     if (history_ != nullptr) history_->Break(&engine());
     engine().Forget(operation);
     Drain();
-    recipes_[static_cast<size_t>(operation)].reset();
+    DropRecipe(operation);
     throw;
   }
-  const Sequence avals(prepared.out_avals);
-  nb::list results;
+  const nb::object results = Steal(PyList_New(static_cast<Py_ssize_t>(outputs_.size())));
   for (size_t k = 0; k < outputs_.size(); ++k) {
     const OutputSpec& output = prepared.spec.outputs[k];
     const int32_t taken = specs_[k].in_place_input;
@@ -130,7 +88,10 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
     const auto index = static_cast<size_t>(outputs_[k]);
     if (made_keys_.size() <= index) made_keys_.resize(index + 1, -1);
     made_keys_[index] = prepared.out_keys[k];
-    results.append(NewValue(outputs_[k], avals[k], prepared.out_keys[k]));
+    const auto place = static_cast<Py_ssize_t>(k);
+    const nb::handle aval = PyTuple_GET_ITEM(prepared.out_avals.ptr(), place);
+    PyList_SET_ITEM(results.ptr(), place,
+                    NewValue(outputs_[k], aval, prepared.out_keys[k]).release().ptr());
   }
   Drain();
   return results;
@@ -203,7 +164,13 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
     session.attr("_on_no_space")(owner, FailureDict(failure));
     throw std::logic_error("invariant: _on_no_space raises");
   }
-  auto recipe = std::make_unique<Recipe>();
+  std::unique_ptr<Recipe> recipe;
+  if (spare_recipes_.empty()) {
+    recipe = std::make_unique<Recipe>();
+  } else {
+    recipe = std::move(spare_recipes_.back());
+    spare_recipes_.pop_back();
+  }
   recipe->prepared = &prepared;
   recipe->owner = nb::borrow(owner);
   recipe->refs.swap(refs_);
@@ -212,6 +179,16 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   if (recipes_.size() <= index) recipes_.resize(index + 1);
   recipes_[index] = std::move(recipe);
   return operation;
+}
+
+void SessionCore::DropRecipe(OperationId operation) {
+  if (static_cast<size_t>(operation) >= recipes_.size()) return;
+  std::unique_ptr<Recipe> recipe = std::move(recipes_[static_cast<size_t>(operation)]);
+  if (recipe == nullptr) return;
+  recipe->owner.reset();
+  recipe->refs.clear();
+  recipe->outputs.clear();
+  spare_recipes_.push_back(std::move(recipe));
 }
 
 void SessionCore::MakeRoom(nb::handle session, Prepared::Form& form, int64_t incoming) {
@@ -292,8 +269,9 @@ void SessionCore::CollectDead() {
     Drain();
   }
   if (dead_->empty()) return;
-  const DeadList dead = std::exchange(*dead_, {});
-  for (const StorageId storage : dead) Release(storage);
+  collected_.clear();
+  collected_.swap(*dead_);
+  for (const StorageId storage : collected_) Release(storage);
   Drain();
 }
 
@@ -305,15 +283,11 @@ void SessionCore::Release(StorageId storage) {
 
 void SessionCore::Drain() {
   if (engine().freed().empty() && engine().retired().empty()) return;
-  const std::vector<StorageId> freed = engine().freed();
-  const std::vector<OperationId> retired = engine().retired();
+  gone_storages_ = engine().freed();
+  gone_operations_ = engine().retired();
   engine().ClearFreed();
-  for (const StorageId storage : freed) Drop(storage);
-  for (const OperationId operation : retired) {
-    if (static_cast<size_t>(operation) < recipes_.size()) {
-      recipes_[static_cast<size_t>(operation)].reset();
-    }
-  }
+  for (const StorageId storage : gone_storages_) Drop(storage);
+  for (const OperationId operation : gone_operations_) DropRecipe(operation);
 }
 
 }  // namespace coop::python

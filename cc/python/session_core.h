@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "cc/core/history.h"
+#include "cc/python/operation_key.h"
 #include "cc/python/pool_memory.h"
 #include "cc/python/py_engine.h"
 #include "cc/python/slot_cells.h"
@@ -53,9 +54,13 @@ struct Value {
   int32_t key;  // of shape and dtype
 };
 
-[[nodiscard]] inline bool IsValue(nanobind::handle x) {
-  return Py_TYPE(x.ptr()) == reinterpret_cast<PyTypeObject*>(nanobind::type<Value>().ptr());
+// Looked up once: nanobind asks a table each time.
+[[nodiscard]] inline nanobind::handle ValueType() {
+  static const nanobind::handle type = nanobind::type<Value>();
+  return type;
 }
+
+[[nodiscard]] inline bool IsValue(nanobind::handle x) { return x.type().is(ValueType()); }
 
 // A compiled function that obeys: call(*slots, *operands) -> results in `order`.
 struct CompiledCall {
@@ -88,27 +93,23 @@ struct Prepared {
   std::vector<std::pair<int32_t, Form>> in_place;
 };
 
-// What an operation is looked up by: (primitive, parameters, keys of the operands, which of them
-// are the same, context). `operand_key` answers for operands that are no Values.
-[[nodiscard]] nanobind::object OperationKey(nanobind::handle operand_key,
-                                            nanobind::handle primitive, nanobind::handle operands,
-                                            nanobind::handle params, nanobind::handle context);
-
 class SessionCore : public PyEngine {
  public:
   // `load`: called with a capsule and `load_arguments`, imports it. `operand_key`: a hashable of an
-  // operand that is no Value. `prepared`: operations by OperationKey. `fast`: whether launches may
-  // bypass the session. `cells`: a SlotCells of the pool.
+  // operand that is no Value. `prepared`: the device's PreparedOperations. `fast`: whether launches
+  // may bypass the session. `cells`: a SlotCells of the pool.
   SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
               double expensive_seconds_per_byte, nanobind::object pool, nanobind::object cells,
               nanobind::object load, nanobind::tuple load_arguments, nanobind::object operand_key,
-              nanobind::dict prepared, bool fast);
+              nanobind::object prepared, bool fast);
 
   // --- Running ---
 
-  // As Run, after looking up what is prepared; None if nothing is.
+  // As Run, after looking up what is prepared; None if that is not known, False if it is to be
+  // taken apart.
   nanobind::object Apply(nanobind::handle session, nanobind::handle primitive,
-                         nanobind::handle operands, nanobind::handle params);
+                         nanobind::handle operands, nanobind::handle params,
+                         nanobind::handle context);
   // A list of Values. `owner` is a Prepared.
   nanobind::object Run(nanobind::handle session, nanobind::handle owner, nanobind::handle operands);
   // Brings a storage back. The session's _on_no_space raises where there is no room.
@@ -174,6 +175,8 @@ class SessionCore : public PyEngine {
     int32_t key = -1;
     int32_t hints = 0;
     int64_t outside_bytes = -1;  // -1: in the pool
+    int64_t offset = -1;         // in the pool, where that is known
+    bool viewed = false;         // whether there are views of it
     int64_t place = -1;          // where the array may be used as a slot again; -1: it may not
   };
   // What is held, as another shape or dtype.
@@ -205,17 +208,18 @@ class SessionCore : public PyEngine {
   void Release(StorageId storage);
   // Adds the operation and has the engine plan it; raises where there is no room.
   OperationId Submit(nanobind::handle session, nanobind::handle owner);
+  void DropRecipe(OperationId operation);
   // Carries out the last transaction; what was not is taken back if something raises.
   void CarryOut(nanobind::handle session);
   void Launch(nanobind::handle session, Recipe& recipe, const Placement* placements,
               bool recompute);
+  // Of arguments_, which begin with empty places for the slots, and are emptied.
   nanobind::object LaunchFast(const Prepared& prepared, const CompiledCall& call,
-                              const Placement* placements, std::vector<nanobind::object>* operands,
-                              bool recompute);
+                              const Placement* placements, bool recompute);
   // An array to be donated to what writes there.
   nanobind::object SlotAt(int64_t offset, int32_t key, nanobind::handle spec);
   // An array in the shape and dtype of `key` over the memory of another.
-  View MakeView(nanobind::handle session, const Held& held, int32_t key);
+  View MakeView(nanobind::handle session, StorageId storage, int32_t key);
   // An array over a place in the pool; `write`: nobody may hold that memory.
   nanobind::object Import(int64_t offset, nanobind::handle spec, bool write);
   // The session is done with an array of its own at a place in the pool (-1: it may be anybody's).
@@ -231,7 +235,8 @@ class SessionCore : public PyEngine {
   nanobind::object load_;
   nanobind::tuple load_arguments_;
   nanobind::object operand_key_;
-  nanobind::dict prepared_;
+  nanobind::object prepared_owner_;
+  PreparedOperations& prepared_;
   nanobind::object ndarray_;  // NumPy's type
   bool fast_;
   History* history_ = nullptr;
@@ -239,6 +244,7 @@ class SessionCore : public PyEngine {
   std::vector<Held> held_;
   std::vector<int32_t> made_keys_;  // by storage: of the result as its operation makes it
   std::vector<std::unique_ptr<Recipe>> recipes_;
+  std::vector<std::unique_ptr<Recipe>> spare_recipes_;  // empty, but for what their lists take
   std::unordered_map<StorageId, std::vector<View>> views_;
   std::unordered_set<StorageId> donated_;
   // Reused by each Run; nothing that Run calls runs another operation of this session.
@@ -248,6 +254,11 @@ class SessionCore : public PyEngine {
   std::vector<OutputSpec> specs_;
   std::vector<Action> actions_;
   std::vector<Placement> placements_;
+  std::vector<nanobind::object> arguments_;
+  std::vector<PyObject*> pointers_;
+  DeadList collected_;
+  std::vector<StorageId> gone_storages_;
+  std::vector<OperationId> gone_operations_;
 };
 
 void BindSession(nanobind::module_& module);

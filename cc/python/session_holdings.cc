@@ -13,7 +13,7 @@ namespace nb = nanobind;
 
 namespace coop::python {
 nb::object SessionCore::NewValue(StorageId storage, nb::handle aval, int32_t key) {
-  nb::object value = nb::inst_alloc(nb::type<Value>());
+  nb::object value = nb::inst_alloc(ValueType());
   new (nb::inst_ptr<Value>(value)) Value(dead_, storage, nb::borrow(aval), key);
   nb::inst_mark_ready(value);
   return value;
@@ -33,7 +33,7 @@ void SessionCore::Put(StorageId storage, nb::object array, int32_t key) {
   Held& held = HeldOf(storage);
   held.array = std::move(array);
   held.key = key;
-  held.place = -1;
+  held.offset = held.place = -1;
 }
 
 bool SessionCore::Holds(StorageId storage) const {
@@ -54,16 +54,21 @@ nb::object SessionCore::ArrayOf(nb::handle session, StorageId storage, int32_t k
   for (const View& view : views_[storage]) {
     if (view.key == key) return view.array;
   }
-  View view = MakeView(session, held, key);
+  View view = MakeView(session, storage, key);
+  held_[static_cast<size_t>(storage)].viewed = true;
   return views_[storage].emplace_back(std::move(view)).array;
 }
 
-SessionCore::View SessionCore::MakeView(nb::handle session, const Held& held, int32_t key) {
+SessionCore::View SessionCore::MakeView(nb::handle session, StorageId storage, int32_t key) {
+  Held& held = held_[static_cast<size_t>(storage)];
   nb::object& spec = cells_.ViewSpec(held.key, key);
   if (!spec.is_valid()) spec = session.attr("_on_view")(held.array, key);
   if (spec.is_none()) return {key, held.array, -1};
-  const auto address = nb::cast<uint64_t>(held.array.attr("unsafe_buffer_pointer")());
-  const int64_t offset = MemoryOf(pool_).OffsetOf(address);
+  if (held.offset < 0) {  // given from outside; the engine may be ahead of what is carried out
+    const auto address = nb::cast<uint64_t>(held.array.attr("unsafe_buffer_pointer")());
+    held.offset = MemoryOf(pool_).OffsetOf(address);
+  }
+  const int64_t offset = held.offset;
   if (!fast_) return {key, Import(offset, spec, /*write=*/false), -1};
   nb::object kept = cells_.Take(offset, key);
   if (!kept.is_valid()) kept = Import(offset, spec, /*write=*/false);
@@ -76,7 +81,6 @@ void SessionCore::Keep(nb::object* array, int32_t key, int64_t place) {
 }
 
 void SessionCore::DropViews(StorageId storage) {
-  if (views_.empty()) return;
   const auto found = views_.find(storage);
   if (found == views_.end()) return;
   std::vector<View> views = std::move(found->second);
@@ -99,7 +103,7 @@ bool SessionCore::IsOutside(StorageId storage) const {
 
 void SessionCore::Drop(StorageId storage) {
   if (static_cast<size_t>(storage) >= held_.size()) return;
-  DropViews(storage);
+  if (held_[static_cast<size_t>(storage)].viewed) DropViews(storage);
   Held& held = held_[static_cast<size_t>(storage)];
   Keep(&held.array, held.key, held.place);
   const nb::object array = std::move(held.array);
@@ -150,6 +154,7 @@ void SessionCore::Clear() {
   for (Held& held : held_) Keep(&held.array, held.key, held.place);
   held_.clear();
   recipes_.clear();
+  spare_recipes_.clear();
   donated_.clear();
   dead_->clear();
 }

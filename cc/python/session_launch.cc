@@ -13,6 +13,17 @@
 namespace nb = nanobind;
 
 namespace coop::python {
+namespace {
+
+struct LetGo {
+  explicit LetGo(std::vector<nb::object>& held) : objects(held) {}
+  LetGo(const LetGo&) = delete;
+  LetGo& operator=(const LetGo&) = delete;
+  ~LetGo() { objects.clear(); }
+  std::vector<nb::object>& objects;
+};
+
+}  // namespace
 
 Prepared::Form* SessionCore::Overwriting(nb::handle session, nb::handle owner,
                                          nb::handle operands) {
@@ -55,11 +66,6 @@ void SessionCore::Consume(nb::handle operands, StorageId storage) {
 void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* placements,
                          bool recompute) {
   Prepared& prepared = *recipe.prepared;
-  std::vector<nb::object> operands;
-  operands.reserve(recipe.refs.size());
-  for (const Ref& ref : recipe.refs) {
-    operands.push_back(ref.storage == kNone ? ref.scalar : ArrayOf(session, ref.storage, ref.key));
-  }
   const size_t count = recipe.outputs.size();
   StorageId overwritten = kNone;  // at most one: only operations with one result are in place
   for (size_t k = 0; k < count; ++k) {
@@ -73,17 +79,23 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
   // The caller's memory may be shared with what XLA does not write over: that is looked at.
   const bool given = overwritten != kNone && donated_.count(overwritten) != 0;
   const bool fast = fast_ && form.call != nullptr && !given;
+  const LetGo let_go{arguments_};
+  arguments_.resize(fast ? form.call->slots.size() : 0);
+  for (const Ref& ref : recipe.refs) {
+    arguments_.push_back(ref.storage == kNone ? ref.scalar
+                                              : ArrayOf(session, ref.storage, ref.key));
+  }
   nb::object results;
   if (fast) {
-    results = LaunchFast(prepared, *form.call, placements, &operands, recompute);
+    results = LaunchFast(prepared, *form.call, placements, recompute);
   } else {
     nb::list places, arrays;
     for (size_t k = 0; k < count; ++k) {
       places.append(nb::make_tuple(recipe.outputs[k], placements[k].storage, placements[k].offset,
                                    placements[k].in_place_input));
     }
-    for (nb::object& operand : operands) arrays.append(std::move(operand));
-    operands.clear();
+    for (nb::object& operand : arguments_) arrays.append(std::move(operand));
+    arguments_.clear();
     results =
         session.attr("_on_launch")(recipe.owner, form.executable, places, arrays, recompute, given);
   }
@@ -97,7 +109,9 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
     const StorageId storage = recompute ? placements[k].storage : recipe.outputs[k];
     if (storage == kNone || (recompute && placements[k].offset < 0 && Holds(storage))) continue;
     Put(storage, nb::borrow(arrays[i]), prepared.out_keys[k]);
-    if (fast) HeldOf(storage).place = placements[k].offset;
+    if (!fast) continue;
+    Held& held = HeldOf(storage);
+    held.offset = held.place = placements[k].offset;
   }
 }
 
@@ -118,22 +132,18 @@ nb::object SessionCore::Import(int64_t offset, nb::handle spec, bool write) {
 }
 
 nb::object SessionCore::LaunchFast(const Prepared& prepared, const CompiledCall& call,
-                                   const Placement* placements, std::vector<nb::object>* operands,
-                                   bool recompute) {
+                                   const Placement* placements, bool recompute) {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<nb::object> arguments;
-  std::vector<PyObject*> pointers;
-  arguments.reserve(call.slots.size() + operands->size());
-  for (const auto& [result, spec] : call.slots) {
+  for (size_t i = 0; i < call.slots.size(); ++i) {
+    const auto& [result, spec] = call.slots[i];
     const auto number = static_cast<size_t>(result);
-    arguments.push_back(SlotAt(placements[result].offset, prepared.out_keys[number], spec));
+    arguments_[i] = SlotAt(placements[result].offset, prepared.out_keys[number], spec);
   }
-  for (nb::object& operand : *operands) arguments.push_back(std::move(operand));
-  operands->clear();
-  pointers.reserve(arguments.size());
-  for (const nb::object& argument : arguments) pointers.push_back(argument.ptr());
+  pointers_.clear();
+  for (const nb::object& argument : arguments_) pointers_.push_back(argument.ptr());
   nb::object results =
-      Steal(PyObject_Vectorcall(call.call.ptr(), pointers.data(), pointers.size(), nullptr));
+      Steal(PyObject_Vectorcall(call.call.ptr(), pointers_.data(), pointers_.size(), nullptr));
+  arguments_.clear();  // JAX's arrays that were donated go here
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   (recompute ? recompute_seconds : compute_seconds) += seconds.count();
   return results;

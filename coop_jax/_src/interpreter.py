@@ -7,6 +7,8 @@ the whole; parts that a later scan reads go one by one as it proceeds.
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,21 +36,16 @@ def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[
     del known
     env.update(zip(jaxpr.invars, operands, strict=True))
     operands.clear()
-    last, used = _last_uses(jaxpr)
-    for eqn, dead in zip(jaxpr.eqns, last, strict=True):
-        if dead is None:
-            continue
-        ins = [
-            LiteralValue(x.val, x.aval) if isinstance(x, jaxprs.Literal) else env[x]
-            for x in eqn.invars
-        ]
-        for variable in dead:
+    for step in _steps_of(jaxpr):
+        ins = [x if type(x) is LiteralValue else env[x] for x in step.reads]
+        for variable in step.dead:
             del env[variable]
-        results = _equation(session, eqn, ins)
+        results = session.run_known(step.eqn, ins) if step.is_plain else None
+        if results is None:
+            results = _equation(session, step.eqn, ins)
         ins.clear()
-        for variable, result in zip(eqn.outvars, results, strict=True):
-            if variable in used:
-                env[variable] = result
+        for number, variable in step.kept:
+            env[variable] = results[number]
         results.clear()
     return [
         plain(LiteralValue(x.val, x.aval)) if isinstance(x, jaxprs.Literal) else env[x]
@@ -295,21 +292,63 @@ def _scalar(session: Session, x: Any) -> Any:
     return np.asarray(session.concrete(x) if isinstance(x, Value) else x)
 
 
-def _last_uses(jaxpr: Any) -> tuple[list[list[Any] | None], set[Any]]:
-    """For each equation the variables that nothing reads after it; and all that are read.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """An equation of a program, and what is known of it whatever its operands are.
 
-    None for an equation that nothing needs: a compiled program would not hold it either.
+    Attributes:
+      eqn: the equation.
+      reads: its operands: variables, and literals.
+      dead: variables that nothing reads after it.
+      kept: number and variable of each result that is read.
+      is_plain: whether nothing but what its operands are decides how it runs.
     """
+
+    eqn: Any
+    reads: tuple[Any, ...]
+    dead: tuple[Any, ...]
+    kept: tuple[tuple[int, Any], ...]
+    is_plain: bool
+
+
+_known_steps: weakref.WeakKeyDictionary[Any, list[_Step]] = weakref.WeakKeyDictionary()
+
+
+def _steps_of(jaxpr: Any) -> list[_Step]:
+    """What there is to do; not what nothing needs: a compiled program would not hold it either."""
+    found = _known_steps.get(jaxpr)
+    if found is None:
+        found = _known_steps[jaxpr] = _find_steps(jaxpr)
+    return found
+
+
+def _find_steps(jaxpr: Any) -> list[_Step]:
     used = {x for x in jaxpr.outvars if not isinstance(x, jaxprs.Literal)}
-    dead: list[list[Any] | None] = []
+    steps: list[_Step] = []
     for eqn in reversed(jaxpr.eqns):
-        if not eqn.effects and used.isdisjoint(eqn.outvars):
-            dead.append(None)
+        kept = tuple((n, v) for n, v in enumerate(eqn.outvars) if v in used)
+        if not kept and not eqn.effects:
             continue
-        here = []
+        reads, dead = [], []
         for x in eqn.invars:
-            if not isinstance(x, jaxprs.Literal) and x not in used:
+            if isinstance(x, jaxprs.Literal):
+                reads.append(LiteralValue(x.val, x.aval))
+                continue
+            reads.append(x)
+            if x not in used:
                 used.add(x)
-                here.append(x)
-        dead.append(here)
-    return dead[::-1], used
+                dead.append(x)
+        steps.append(_Step(eqn, tuple(reads), tuple(dead), kept, _is_plain(eqn)))
+    return steps[::-1]
+
+
+def _is_plain(eqn: Any) -> bool:
+    name = eqn.primitive.name
+    return (
+        name not in refs.PRIMITIVES
+        and name != "optimization_barrier"
+        and (
+            name not in primitives.CONTROL_FLOW
+            or _is_one_operation(eqn.primitive, eqn.params, eqn.effects)
+        )
+    )

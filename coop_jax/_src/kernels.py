@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from coop_jax import _core
 from coop_jax._src import costs, placement, pooling, primitives
 from coop_jax._src.compat import arrays, calls, ffi, jaxprs
 from coop_jax._src.equations import Equation, KernelBuilder, LiteralValue
@@ -194,7 +195,8 @@ class KernelCache:
         self.profile = costs.profile_for(device.platform)
         self.lock = threading.RLock()
         self.compilations = 0
-        self.prepared: dict[Hashable, Any] = {}  # the session's, bounded by it
+        # The session's, bounded by it.
+        self.prepared = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
         self._kernels: dict[Hashable, Kernel] = {}
 
     def kernel(

@@ -178,6 +178,10 @@ class Session:
     ) -> list[Any]:
         """Runs a primitive on values, arrays, scalars and stacks; what it stacks is a stack."""
         done = self._core.apply(self, primitive, operands, params)
+        if done is False:
+            body = jaxprs.call_body(primitive, params)
+            assert body is not None
+            return self._as_values(interpreter.call(self, body[0], body[1], list(operands)))
         if done is not None:
             return done
         primitives.check_nested(primitive, params)
@@ -189,7 +193,15 @@ class Session:
             body = jaxprs.call_body(primitive, params)
             assert body is not None
             results = interpreter.call(self, body[0], body[1], list(operands))
+        return self._as_values(results)
+
+    def _as_values(self, results: list[Any]) -> list[Any]:
         return [x if type(x) in (Stack, RefCell) else self.as_value(x) for x in results]
+
+    def run_known(self, eqn: Any, operands: Sequence[Any]) -> list[Value] | None:
+        """Runs an equation that ran before on such operands; None, and nothing done, for others."""
+        done = self._core.apply(self, eqn.primitive, operands, eqn.params, eqn.ctx)
+        return None if done is False else done
 
     def prepare(self, eqn: Any, operands: Sequence[Any]) -> Prepared | None:
         """What to run for an equation; None for a call that is to be taken apart."""

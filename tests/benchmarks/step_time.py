@@ -9,7 +9,8 @@ what a user had before.
 
 "us / op" is our own time for each operation of `remat_eager`: what a session takes, from the
 operands that a trace hands it to the results that it hands back, less the launches (which include
-the import of slots); from some steps after the others, as the clocks for it take time, too.
+the import of slots and letting go of JAX's donated arrays); from some steps after the others, as
+the clocks for it take time, too.
 
 "overhead" is recompute seconds / compute seconds of the timed rounds, as the runtime measured them.
 With `policy="lookahead"` `remat_eager` learns: it needs some rounds (--warmups) for each kind of

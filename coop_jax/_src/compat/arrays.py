@@ -2,7 +2,8 @@
 
 Known of both supported versions of JAX (0.10 to 0.12): a DLPack capsule imported with `copy=True`
 is on CPU a *mutable* view without a copy; donated to a compiled function it is where XLA writes the
-output; the capsule's deleter runs when the last user of that memory is gone.
+output; the capsule's deleter runs when the last user of that memory is gone; and what
+`jax.device_put` ends in.
 """
 
 from __future__ import annotations
@@ -268,8 +269,31 @@ def wait_for_launch(result: jax.Array) -> None:
     result.block_until_ready()
 
 
+def from_numpy(value: Any, device: jax.Device, *, committed: bool) -> jax.Array | None:
+    """What `jax.device_put` makes of an everyday NumPy array, in an eighth of its time.
+
+    None for anything else. The contents may not be there yet.
+    """
+    if type(value) is not np.ndarray or _dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return None
+    aval = aval_like(value.shape, value.dtype)
+    array: jax.Array = _jax.batched_device_put(
+        aval, _sharding_of(device), [value], [device], committed
+    )
+    return array
+
+
+@functools.lru_cache(maxsize=64)
+def _sharding_of(device: jax.Device) -> jax.sharding.SingleDeviceSharding:
+    return jax.sharding.SingleDeviceSharding(device)
+
+
 def put(value: Any, device: jax.Device) -> jax.Array:
     """The value as an array on the device, whatever trace is current, contents and all."""
+    known = from_numpy(value, device, committed=True)
+    if known is not None:
+        wait(known)
+        return known
     with _core.set_current_trace(_core.eval_trace):
         array: jax.Array = jax.device_put(value, device)
         wait(array)

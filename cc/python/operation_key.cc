@@ -1,0 +1,226 @@
+#include "cc/python/operation_key.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "cc/core/check.h"
+#include "cc/python/objects.h"
+#include "cc/python/session_core.h"
+
+namespace nb = nanobind;
+
+namespace coop::python {
+namespace {
+
+// What a word that is no address says of those that follow; no object lies so low.
+enum Tag : uint64_t { kInteger = 1, kFloat, kTuple, kValue, kLiteral, kConstant, kOther };
+
+}  // namespace
+
+nb::object OperationKey(nb::handle operand_key, nb::handle primitive, nb::handle operands,
+                        nb::handle params, nb::handle context) {
+  const Sequence given(operands);
+  const size_t count = given.size();
+  const nb::object keys = Steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  bool repeated = false;
+  for (size_t i = 0; i < count; ++i) {
+    const nb::handle x = given[i];
+    nb::object key = IsValue(x) ? Steal(PyLong_FromLong(nb::inst_ptr<Value>(x)->key))
+                                : nb::steal(PyObject_CallOneArg(operand_key.ptr(), x.ptr()));
+    if (!key.is_valid()) nb::raise_python_error();
+    PyTuple_SET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i), key.release().ptr());
+    for (size_t j = 0; j < i && !repeated; ++j) repeated = given[j].is(x);
+  }
+  nb::object positions = nb::none();  // where each operand is first seen, if any is repeated
+  if (repeated) {
+    positions = Steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+    for (size_t i = 0; i < count; ++i) {
+      size_t first = 0;
+      while (!given[first].is(given[i])) ++first;
+      PyTuple_SET_ITEM(positions.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromSize_t(first));
+    }
+  }
+  const nb::object items = Steal(PyTuple_New(2 * PyDict_GET_SIZE(params.ptr())));
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t place = 0, next = 0;
+  while (PyDict_Next(params.ptr(), &place, &name, &value)) {
+    PyTuple_SET_ITEM(items.ptr(), next++, Py_NewRef(name));
+    PyTuple_SET_ITEM(items.ptr(), next++, Py_NewRef(value));
+  }
+  return Steal(
+      PyTuple_Pack(5, primitive.ptr(), items.ptr(), keys.ptr(), positions.ptr(), context.ptr()));
+}
+
+void OperationWords::AddObject(nb::handle x) {
+  PyObject* const object = x.ptr();
+  if (PyLong_CheckExact(object)) {
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (overflow == 0) {
+      Add(kInteger);
+      Add(static_cast<uint64_t>(value));
+      return;
+    }
+  } else if (PyFloat_CheckExact(object)) {
+    Add(kFloat);
+    Add(Bits(PyFloat_AS_DOUBLE(object)));
+    return;
+  } else if (PyTuple_Check(object)) {  // named ones, too
+    const Py_ssize_t size = PyTuple_GET_SIZE(object);
+    Add(kTuple);
+    Add(reinterpret_cast<uint64_t>(Py_TYPE(object)));
+    Add(static_cast<uint64_t>(size));
+    for (Py_ssize_t i = 0; i < size && fit(); ++i) AddObject(PyTuple_GET_ITEM(object, i));
+    return;
+  }
+  Add(reinterpret_cast<uint64_t>(object));
+}
+
+uint64_t OperationWords::Hash() const {
+  // In lanes that do not wait for each other.
+  constexpr size_t kLanes = 4;
+  std::array<uint64_t, kLanes> lanes{1, 2, 3, 4};
+  for (size_t i = 0; i < count_; ++i) {
+    uint64_t& lane = lanes[i % kLanes];
+    lane = (std::rotl(lane, 23) ^ words_[i]) * 0xff51afd7ed558ccdu;
+  }
+  return HashValues(0, lanes[0], lanes[1], lanes[2], lanes[3]);
+}
+
+bool PreparedOperations::Read(nb::handle operand_key, nb::handle primitive, nb::handle operands,
+                              nb::handle params, nb::handle context, OperationWords* words) const {
+  words->AddObject(primitive);
+  words->AddObject(context);
+  const Sequence given(operands);
+  const size_t count = given.size();
+  words->Add(count);
+  for (size_t i = 0; i < count && words->fit(); ++i) {
+    const nb::handle x = given[i];
+    size_t first = 0;
+    while (!given[first].is(x)) ++first;
+    const uint64_t where = static_cast<uint64_t>(first) << 8;
+    if (IsValue(x)) {
+      const auto key = static_cast<uint32_t>(nb::inst_ptr<Value>(x)->key);
+      words->Add(kValue | where | static_cast<uint64_t>(key) << 32);
+    } else if (PySet_Contains(literals_.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(x.ptr()))) ==
+               1) {
+      words->Add(kLiteral | where);
+      words->AddObject(x.attr("dtype"));
+    } else if (x.type().is(constant_)) {
+      words->Add(kConstant | where);
+      words->AddObject(x);
+    } else {
+      words->Add(kOther | where);
+      words->AddOwned(Steal(PyObject_CallOneArg(operand_key.ptr(), x.ptr())));
+    }
+  }
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t place = 0;
+  while (words->fit() && PyDict_Next(params.ptr(), &place, &name, &value)) {
+    words->Add(reinterpret_cast<uint64_t>(name));
+    words->AddObject(value);
+  }
+  return words->fit();
+}
+
+nb::object PreparedOperations::Find(nb::handle operand_key, nb::handle primitive,
+                                    nb::handle operands, nb::handle params, nb::handle context) {
+  OperationWords words;
+  const bool read = Read(operand_key, primitive, operands, params, context, &words);
+  const uint64_t hash = read ? words.Hash() : 0;
+  if (read && recent_count_ > 0) {
+    const Entry& known = EntryOf(words, hash);
+    if (known.prepared.is_valid()) return known.prepared;
+  }
+  nb::object key = OperationKey(operand_key, primitive, operands, params, context);
+  PyObject* const found = PyDict_GetItemWithError(prepared_.ptr(), key.ptr());
+  if (found == nullptr) {
+    if (PyErr_Occurred() == nullptr) return {};
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) nb::raise_python_error();
+    PyErr_Clear();  // a parameter without hash: the session has another way
+    return {};
+  }
+  nb::object prepared = nb::borrow(found);
+  if (!read) return prepared;
+  nb::list alive;
+  alive.append(std::move(key));
+  for (nb::object& object : words.TakeOwned()) alive.append(std::move(object));
+  const Sequence given(operands);
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (given[i].type().is(constant_)) alive.append(given[i]);
+  }
+  std::vector<Entry> gone;  // what letting go of them runs may come back here
+  if (recent_count_ >= kMostRecent) {
+    gone.swap(recent_);
+    recent_count_ = 0;
+  }
+  Grow();
+  Entry& entry = EntryOf(words, hash);
+  if (!entry.prepared.is_valid()) {
+    ++recent_count_;
+    entry = {hash, {words.begin(), words.end()}, prepared, std::move(alive)};
+  }
+  return prepared;
+}
+
+PreparedOperations::Entry& PreparedOperations::EntryOf(const OperationWords& words, uint64_t hash) {
+  const size_t mask = recent_.size() - 1;
+  size_t i = hash & mask;
+  while (recent_[i].prepared.is_valid() &&
+         (recent_[i].hash != hash || !std::ranges::equal(recent_[i].words, words))) {
+    i = (i + 1) & mask;
+  }
+  return recent_[i];
+}
+
+void PreparedOperations::Grow() {
+  if (2 * (recent_count_ + 1) <= recent_.size()) return;
+  std::vector<Entry> larger(std::max<size_t>(64, 2 * recent_.size()));
+  const size_t mask = larger.size() - 1;
+  for (Entry& entry : recent_) {
+    if (!entry.prepared.is_valid()) continue;
+    size_t i = entry.hash & mask;
+    while (larger[i].prepared.is_valid()) i = (i + 1) & mask;
+    larger[i] = std::move(entry);
+  }
+  recent_ = std::move(larger);
+}
+
+nb::object PreparedOperations::Get(nb::handle key, nb::handle otherwise) const {
+  PyObject* const found = PyDict_GetItemWithError(prepared_.ptr(), key.ptr());
+  if (found == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
+  return nb::borrow(found == nullptr ? otherwise.ptr() : found);
+}
+
+void PreparedOperations::Set(nb::handle key, nb::handle prepared) {
+  if (PyDict_SetItem(prepared_.ptr(), key.ptr(), prepared.ptr()) != 0) nb::raise_python_error();
+}
+
+void PreparedOperations::Clear() {
+  const std::vector<Entry> gone = std::exchange(recent_, {});
+  recent_count_ = 0;
+  prepared_.clear();
+}
+
+void BindOperationKey(nb::module_& module) {
+  module.def("operation_key", &OperationKey, nb::arg("operand_key"), nb::arg("primitive"),
+             nb::arg("operands"), nb::arg("params"), nb::arg("context").none());
+
+  nb::class_<PreparedOperations>(module, "PreparedOperations", "Prepared operations by their keys.")
+      .def(nb::init<nb::frozenset, nb::object>(), nb::arg("literals"), nb::arg("constant"))
+      .def(
+          "find",
+          [](PreparedOperations& self, nb::handle operand_key, nb::handle primitive,
+             nb::handle operands, nb::handle params, nb::handle context, nb::handle otherwise) {
+            nb::object found = self.Find(operand_key, primitive, operands, params, context);
+            return found.is_valid() ? found : nb::borrow(otherwise);
+          },
+          nb::arg("operand_key"), nb::arg("primitive"), nb::arg("operands"), nb::arg("params"),
+          nb::arg("context").none(), nb::arg("otherwise") = nb::none())
+      .def("get", &PreparedOperations::Get, nb::arg("key"), nb::arg("otherwise") = nb::none())
+      .def("__setitem__", &PreparedOperations::Set, nb::arg("key"), nb::arg("prepared").none())
+      .def("__len__", &PreparedOperations::size)
+      .def("clear", &PreparedOperations::Clear);
+}
+
+}  // namespace coop::python

@@ -1,0 +1,124 @@
+"""Prepared operations are found in the short way exactly where their full keys say so."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coop_jax
+from coop_jax import _core
+from coop_jax._src.compat import jaxprs
+from coop_jax._src.equations import LiteralValue
+from coop_jax._src.session import Session
+from coop_jax._src.values import operand_key
+
+_NOTHING = object()
+
+
+class Axes(NamedTuple):
+    first: int
+    second: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """Equal to others at other addresses, which are used again."""
+
+    name: str
+
+
+def some_param(generator: random.Random, depth: int = 0) -> Any:
+    """A parameter; many are equal, few are the same object."""
+    kind = generator.randrange(10 if depth < 2 else 7)
+    if kind == 0:
+        return generator.choice([None, True, False, "same", "valid"])
+    if kind == 1:
+        return generator.choice([0, 1, -1, 1 << 70, 257])
+    if kind == 2:
+        return generator.choice([0.0, -0.0, 1.0, 0.5])
+    if kind == 3:
+        return Mode(generator.choice(["clip", "fill"]))
+    if kind == 4:
+        return np.dtype(generator.choice(["float32", "int32"]))
+    if kind == 5:
+        return frozenset([generator.randrange(3)])
+    if kind == 6:
+        return "".join(generator.choices("ab", k=2))
+    if kind == 7:
+        return Axes(generator.randrange(2), some_param(generator, depth + 1))
+    return tuple(some_param(generator, depth + 1) for _ in range(generator.randrange(3)))
+
+
+def test_the_short_way_agrees_with_the_full_key() -> None:
+    generator = random.Random(7)
+    session = Session(coop_jax.Runtime(1 << 20))
+    arrays = [jnp.ones((4, 8)), jnp.ones((4, 8)), jnp.ones(8), jnp.ones(8, jnp.int32)]
+    values = [session.value_of(x) for x in arrays]
+    constants = [LiteralValue(1.0, jax.core.ShapedArray((), jnp.float32)) for _ in range(2)]
+    typed = [kind(1, np.dtype(jnp.float32)) for kind in jaxprs.WEAK_LITERALS]
+    contexts = [None, object(), object()]
+    table = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+    prepared: dict[Any, object] = {}
+
+    def some_operand() -> Any:
+        fresh = np.full((), generator.random(), generator.choice([np.float32, np.int32]))
+        literal = LiteralValue(generator.choice([1.0, 2.0]), constants[0].aval)
+        return generator.choice([*values, *constants, *typed, fresh, literal, 1.5, 2])
+
+    again = 0
+    for _ in range(20_000):
+        operands = [some_operand() for _ in range(generator.randrange(1, 4))]
+        if len(operands) > 1 and generator.random() < 0.3:
+            operands[-1] = operands[0]
+        names = generator.sample(["axis", "mode"], generator.randrange(3))
+        params = {name: some_param(generator) for name in names}
+        primitive = generator.choice([jax.lax.add_p, jax.lax.mul_p])
+        context = generator.choice(contexts)
+        key = _core.operation_key(operand_key, primitive, operands, params, context)
+        for _ in range(2):  # the second time in the short way
+            found = table.find(operand_key, primitive, operands, params, context, _NOTHING)
+            assert found is prepared.get(key, _NOTHING)
+        again += found is not _NOTHING
+        if found is _NOTHING:
+            prepared[key] = table_entry = object()
+            table[key] = table_entry  # type: ignore[assignment]
+    assert 1000 < again < 19_000
+    assert len(table) == len(prepared)
+    session.close()
+
+
+def test_many_operands_are_found_too() -> None:
+    table = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+    for count in (10, 1000, 5000):
+        params = {"places": (None,) * count}
+        operands = [np.float32(1)] * 3
+        key = _core.operation_key(operand_key, jax.lax.add_p, operands, params, None)
+        table[key] = None
+        for _ in range(3):
+            found = table.find(operand_key, jax.lax.add_p, operands, params, None, _NOTHING)
+            assert found is None
+
+
+def test_what_has_no_hash_is_not_known() -> None:
+    table = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+    found = table.find(operand_key, jax.lax.add_p, [], {"axes": []}, None, _NOTHING)
+    assert found is _NOTHING
+    with pytest.raises(TypeError, match="unhashable"):
+        table.get(([],))
+
+
+def test_what_is_cleared_is_forgotten() -> None:
+    table = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+    call = (operand_key, jax.lax.neg_p, [2.0], {}, None)
+    table[_core.operation_key(*call)] = None
+    for _ in range(2):
+        assert table.find(*call, _NOTHING) is None
+    table.clear()
+    assert table.find(*call, _NOTHING) is _NOTHING
+    assert len(table) == 0
