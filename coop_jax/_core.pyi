@@ -460,6 +460,9 @@ class CallRecognizer:
     def recognize(self, arrays: list[Any]) -> int:
         """Return the number of the residency that is there, in the order of ``add``, or -1."""
 
+    def returned(self, state: int, values: list[Any]) -> None:
+        """Say what the caller gets of a call for a state: alike each time, arguments soon."""
+
 class Prepared:
     """What a primitive on operands of given shapes is: an operand, a view of it, an operation.
 

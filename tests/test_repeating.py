@@ -83,6 +83,52 @@ def test_states_are_recognised_only_if_they_are_there(disposable: bytes, committ
     assert bool(refused) == any(disposable)
 
 
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("results", [1, 2])
+def test_what_was_returned_is_recognised_as_if_it_were_new(results: int, committed: bool) -> None:
+    """By one that was told of results and one that was not; the first `results` are donated."""
+    generator = random.Random(str((results, committed)))
+    memory, reader = PoolMemory(1 << 16, DEVICE), arguments.argument_reader(DEVICE)
+    donated = (True, results == 2)
+
+    def recognizer() -> _core.CallRecognizer:
+        made = _core.CallRecognizer(reader, memory.pool, [AVAL, AVAL], bytes(donated), committed)
+        for offsets in ((0, 256), (256, 0)) if results == 2 else ((0, -1), (256, -1)):
+            assert made.add((1, int(results == 2)), offsets, donated, ())
+        return made
+
+    known, recognised = recognizer(), [0, 0]
+    returned: list[jax.Array] = []
+    for _ in range(1500):
+        batch = jnp.arange(16.0)
+        xs = [*returned, batch][:2]
+        odd = generator.random()
+        if len(xs) < 2 or odd < 0.2:
+            others = [lent(memory, k, committed) for k in (0, 256, 512)]
+            xs = [generator.choice([*returned, *others, batch, jnp.ones(15)]) for _ in range(2)]
+            others.clear()
+        elif odd < 0.3:
+            xs[0].delete()
+        elif odd < 0.4 and not xs[0].is_deleted():
+            np.asarray(xs[0])  # JAX keeps what NumPy sees
+        elif odd < 0.5:
+            xs.reverse()
+        got = known.recognize(xs)
+        assert got == recognizer().recognize(xs)
+        xs.clear()
+        if got >= 0:
+            recognised[got] += 1
+            # Each state returns what is alike in the same place.
+            offsets = (0, 256) if got or results == 1 else (256, 0)
+            returned = [lent(memory, k, committed) for k in offsets[:results]]
+            known.returned(got, returned)
+        elif generator.random() < 0.5:
+            returned.clear()
+        if generator.random() < 0.1:
+            returned.reverse()
+    assert min(recognised) > 20
+
+
 def test_what_numpy_sees_is_not_recognised() -> None:
     memory, reader = PoolMemory(1 << 16, DEVICE), arguments.argument_reader(DEVICE)
     recognizer = _core.CallRecognizer(reader, memory.pool, [AVAL], b"\1", False)

@@ -127,6 +127,7 @@ class KnownCalls:
             for n in state.wrapped:
                 aval = self._signature.out_avals[n]
                 values[n] = as_result(values[n], aval, committed=self._committed)
+            self._recognizer.returned(number, values)
         else:
             device = self._runtime.device
             delete_donated(state.residency, given, values, device)

@@ -7,11 +7,9 @@ Thread rule: calls take the lock; a second thread waits, a call from inside a ca
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +31,34 @@ def current_runtime() -> Runtime | None:
     """The innermost runtime entered with `with` in this thread."""
     stack: list[Runtime] = getattr(_current, "stack", [])
     return stack[-1] if stack else None
+
+
+class _Exclusive:
+    """Lets one call at a time into a runtime that is not closed. Made once: every step enters."""
+
+    __slots__ = ("_lock", "_owner", "closed")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self.closed = False
+
+    def __enter__(self) -> None:
+        here = threading.get_ident()
+        if self._owner == here:
+            raise RuntimeError(
+                "this coop_jax runtime is already running a call in this thread: do not call a"
+                " budgeted function from a callback inside it; give the inner one its own Runtime"
+            )
+        self._lock.acquire()
+        if self.closed:
+            self._lock.release()
+            raise RuntimeError("this coop_jax.Runtime was closed")
+        self._owner = here
+
+    def __exit__(self, *_: object) -> None:
+        self._owner = None
+        self._lock.release()
 
 
 class Runtime:
@@ -87,9 +113,7 @@ class Runtime:
         self._counters = Counters()
         self._memory: PoolMemory | None = None
         self._unbounded_bytes: int | None = None  # stands in for a budget
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-        self._closed = False
+        self._exclusive = _Exclusive()
         self._memos: weakref.WeakSet[Any] = weakref.WeakSet()  # of `residuals`
 
     @property
@@ -121,7 +145,7 @@ class Runtime:
     def close(self) -> None:
         """Gives the pool back as soon as the last array in it is dropped; ends this runtime."""
         with self.exclusive():
-            self._closed = True
+            self._exclusive.closed = True
             self._memory = None
 
     def __enter__(self) -> Runtime:
@@ -138,22 +162,14 @@ class Runtime:
     ) -> None:
         _current.stack.remove(self)
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Holds the runtime for one call."""
-        if self._owner == threading.get_ident():
-            raise RuntimeError(
-                "this coop_jax runtime is already running a call in this thread: do not call a"
-                " budgeted function from a callback inside it; give the inner one its own Runtime"
-            )
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("this coop_jax.Runtime was closed")
-            self._owner = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._owner = None
+    def exclusive(self) -> _Exclusive:
+        """A context that holds the runtime for one call."""
+        return self._exclusive
+
+    @property
+    def verifies(self) -> bool:
+        """Whether recomputed values are compared with what they were."""
+        return self._verify
 
     def verifier(self) -> verifying.Verifier | None:
         """What compares recomputed values in one call, if this runtime verifies."""

@@ -88,9 +88,13 @@ def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Sig
 
 def settled_form(runtime: Runtime, signature: Signature) -> Signature | None:
     """The signature to run, None while it is not settled which; as `form_of`, but tries nothing."""
-    if not _may_be_segmented(runtime):
+    tier = signature.tier
+    if not tier.settled:
+        return None if _may_be_segmented(runtime) else signature
+    # Where there are segments, all was as they need it; this alone may be otherwise now.
+    if tier.segmented is None or runtime._counters.recorder is not None or arrays.looks_for_nans():
         return signature
-    return (signature.tier.segmented or signature) if signature.tier.settled else None
+    return tier.segmented
 
 
 def _prepare(runtime: Runtime, signature: Signature, residency: Residency) -> None:
@@ -128,7 +132,7 @@ def _may_be_segmented(runtime: Runtime) -> bool:
         and placement.probe(runtime.device) is Placement.DONATED
         and not runtime.policy.evict_always
         and runtime._counters.recorder is None
-        and runtime.verifier() is None
+        and not runtime.verifies
         and not arrays.looks_for_nans()
     )
 
