@@ -173,9 +173,10 @@ BATCH = np.linspace(-2, 2, 32 * 64, dtype=np.float32).reshape(32, 64)
 
 
 class LongWay:
-    """Counts the calls that go the long way."""
+    """Counts the calls that go the long way; who verifies goes no other."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
         self.calls = 0
         read = run.read_inputs
 
