@@ -19,7 +19,7 @@ import numpy as np
 
 from coop_jax import _core
 from coop_jax._src import costs
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import arrays, jaxprs, transfers
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.values import Value, key_of
 
@@ -53,7 +53,7 @@ class Externals:
         if known is not None and known[0]() is x:
             return known[1]
         core = self._core
-        array = arrays.on_device(x, self._memory.device) if isinstance(x, jax.Array) else x
+        array = transfers.on_device(x, self._memory.device) if isinstance(x, jax.Array) else x
         offset = self._memory.offset_of(array)
         aval = jaxprs.aval_of(x)
         key = key_of(aval)
@@ -94,7 +94,7 @@ class Externals:
             x = np.array(x, jaxprs.aval_of(x).dtype)  # a copy: the caller may write into it
             if not x.ndim:
                 return x
-            x = arrays.put(x, self._memory.device)
+            x = transfers.put(x, self._memory.device)
             return x if arrays.dlpack_type(x.dtype) else arrays.uncommitted(x)
         if x.is_deleted():
             raise RuntimeError(f"an array of shape {x.shape} that the function reads was deleted")

@@ -7,15 +7,13 @@ the whole; parts that a later scan reads go one by one as it proceeds.
 
 from __future__ import annotations
 
-import dataclasses
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from coop_jax._src import grouping, primitives, refs, stacks
+from coop_jax._src import grouping, primitives, refs, stacks, steps
 from coop_jax._src.compat import jaxprs, tracing
 from coop_jax._src.equations import LiteralValue
 from coop_jax._src.refs import RefCell
@@ -36,7 +34,7 @@ def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[
     del known
     env.update(zip(jaxpr.invars, operands, strict=True))
     operands.clear()
-    for step in _steps_of(jaxpr):
+    for step in steps.steps_of(jaxpr):
         ins = [x if type(x) is LiteralValue else env[x] for x in step.reads]
         for variable in step.dead:
             del env[variable]
@@ -60,7 +58,9 @@ def _equation(session: Session, eqn: Any, operands: list[Any]) -> list[Any]:
         is_read = not (eqn.outvars and jaxprs.is_dropped(eqn.outvars[0]))
         results = of_reference(session, primitive, operands, params, is_read=is_read)
         return results if is_read else [None] * len(eqn.outvars)
-    if name in primitives.CONTROL_FLOW and not _is_one_operation(primitive, params, eqn.effects):
+    if name in primitives.CONTROL_FLOW and not steps.is_one_operation(
+        primitive, params, eqn.effects
+    ):
         given = [plain(x) for x in operands]
         operands.clear()
         return control_flow(session, name, given, params)
@@ -94,7 +94,9 @@ def apply(
     if refers and name not in primitives.CONTROL_FLOW:
         jaxpr, constants = jaxprs.call_body(primitive, params) or (None, ())
         return call(session, jaxpr, constants, list(operands))
-    if name in primitives.CONTROL_FLOW and (refers or not _is_one_operation(primitive, params, ())):
+    if name in primitives.CONTROL_FLOW and (
+        refers or not steps.is_one_operation(primitive, params, ())
+    ):
         return control_flow(session, name, operands, params)
     if name == "optimization_barrier":
         return list(operands)
@@ -131,11 +133,6 @@ def of_reference(
         return call(session, jaxpr, constants, arguments)
 
     return refs.equation(primitive, params, given, avals, run, is_read=is_read)
-
-
-def _is_one_operation(primitive: Any, params: dict[str, Any], effects: Any) -> bool:
-    # Which branch of a cond runs is known here, so the others are not computed.
-    return primitive.name != "cond" and grouping.is_group(primitive, params, effects)
 
 
 def _of_stack(
@@ -290,65 +287,3 @@ def _select(going: Any, new: Any, old: Any) -> Any:
 
 def _scalar(session: Session, x: Any) -> Any:
     return np.asarray(session.concrete(x) if isinstance(x, Value) else x)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Step:
-    """An equation of a program, and what is known of it whatever its operands are.
-
-    Attributes:
-      eqn: the equation.
-      reads: its operands: variables, and literals.
-      dead: variables that nothing reads after it.
-      kept: number and variable of each result that is read.
-      is_plain: whether nothing but what its operands are decides how it runs.
-    """
-
-    eqn: Any
-    reads: tuple[Any, ...]
-    dead: tuple[Any, ...]
-    kept: tuple[tuple[int, Any], ...]
-    is_plain: bool
-
-
-_known_steps: weakref.WeakKeyDictionary[Any, list[_Step]] = weakref.WeakKeyDictionary()
-
-
-def _steps_of(jaxpr: Any) -> list[_Step]:
-    """What there is to do; not what nothing needs: a compiled program would not hold it either."""
-    found = _known_steps.get(jaxpr)
-    if found is None:
-        found = _known_steps[jaxpr] = _find_steps(jaxpr)
-    return found
-
-
-def _find_steps(jaxpr: Any) -> list[_Step]:
-    used = {x for x in jaxpr.outvars if not isinstance(x, jaxprs.Literal)}
-    steps: list[_Step] = []
-    for eqn in reversed(jaxpr.eqns):
-        kept = tuple((n, v) for n, v in enumerate(eqn.outvars) if v in used)
-        if not kept and not eqn.effects:
-            continue
-        reads, dead = [], []
-        for x in eqn.invars:
-            if isinstance(x, jaxprs.Literal):
-                reads.append(LiteralValue(x.val, x.aval))
-                continue
-            reads.append(x)
-            if x not in used:
-                used.add(x)
-                dead.append(x)
-        steps.append(_Step(eqn, tuple(reads), tuple(dead), kept, _is_plain(eqn)))
-    return steps[::-1]
-
-
-def _is_plain(eqn: Any) -> bool:
-    name = eqn.primitive.name
-    return (
-        name not in refs.PRIMITIVES
-        and name != "optimization_barrier"
-        and (
-            name not in primitives.CONTROL_FLOW
-            or _is_one_operation(eqn.primitive, eqn.params, eqn.effects)
-        )
-    )

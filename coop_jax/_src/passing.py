@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from coop_jax._src.arguments import check_leaves
-from coop_jax._src.compat import arguments, arrays, jaxprs
+from coop_jax._src.compat import arguments, arrays, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Program
@@ -132,7 +132,7 @@ def as_array(value: Any, device: jax.Device) -> jax.Array:
     """
     if not isinstance(value, jax.Array):
         value = arguments.from_host(value, device)
-    value = arrays.on_device(value, device)
+    value = transfers.on_device(value, device)
     arrays.wait(value)
     if getattr(value, "weak_type", False) or arrays.dlpack_type(value.dtype) is None:
         value = arrays.uncommitted(value)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arrays, transfers
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.placement import PREFIX, Placement
 
@@ -35,7 +35,9 @@ _OPERATIONS: dict[str, Callable[[jax.Array], list[jax.Array]]] = {
 def check(device: jax.Device) -> str:
     """Tries every kind of placement; returns what went wrong, empty if nothing did."""
     memory = PoolMemory(16 * _STRIDE_BYTES, device)
-    operand = arrays.put(np.arange(_ROWS * _ROWS, dtype=np.float32).reshape(_ROWS, _ROWS), device)
+    operand = transfers.put(
+        np.arange(_ROWS * _ROWS, dtype=np.float32).reshape(_ROWS, _ROWS), device
+    )
     spec = memory.spec(operand)
     offset = _STRIDE_BYTES
     for name, function in _OPERATIONS.items():

@@ -170,32 +170,23 @@ class Session:
 
     # --- Running ---
 
-    def apply(
-        self,
-        primitive: Any,
-        operands: Sequence[Any],
-        params: dict[str, Any],
-    ) -> list[Any]:
+    def apply(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
         """Runs a primitive on values, arrays, scalars and stacks; what it stacks is a stack."""
         done = self._core.apply(self, primitive, operands, params)
-        if done is False:
-            body = jaxprs.call_body(primitive, params)
-            assert body is not None
-            return self._as_values(interpreter.call(self, body[0], body[1], list(operands)))
-        if done is not None:
+        if done is not None and done is not False:
             return done
-        primitives.check_nested(primitive, params)
-        results = interpreter.apply(self, primitive, operands, params)
-        if results is None:
-            prepared = self._preparer.prepare(primitive, operands, params, None, ())
-            if prepared is not None:
-                return self.run(prepared, operands)
+        results = None
+        if done is None:
+            primitives.check_nested(primitive, params)
+            results = interpreter.apply(self, primitive, operands, params)
+            if results is None:
+                prepared = self._preparer.prepare(primitive, operands, params, None, ())
+                if prepared is not None:
+                    return self.run(prepared, operands)
+        if results is None:  # a call that is taken apart
             body = jaxprs.call_body(primitive, params)
             assert body is not None
             results = interpreter.call(self, body[0], body[1], list(operands))
-        return self._as_values(results)
-
-    def _as_values(self, results: list[Any]) -> list[Any]:
         return [x if type(x) in (Stack, RefCell) else self.as_value(x) for x in results]
 
     def run_known(self, eqn: Any, operands: Sequence[Any]) -> list[Value] | None:

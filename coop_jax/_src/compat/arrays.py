@@ -2,8 +2,7 @@
 
 Known of both supported versions of JAX (0.10 to 0.12): a DLPack capsule imported with `copy=True`
 is on CPU a *mutable* view without a copy; donated to a compiled function it is where XLA writes the
-output; the capsule's deleter runs when the last user of that memory is gone; and what
-`jax.device_put` ends in.
+output; the capsule's deleter runs when the last user of that memory is gone.
 """
 
 from __future__ import annotations
@@ -205,29 +204,6 @@ def uncommitted(value: jax.Array) -> jax.Array:
     return with_aval(value, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype)
 
 
-def on_device(value: Any, device: jax.Device) -> Any:
-    """The array on this device: itself, or a copy of one that JAX may move.
-
-    Raises:
-      ValueError: the array was put elsewhere, or lies on several devices.
-    """
-    array = stored(value)
-    sharding = array.sharding
-    if type(sharding) is jax.sharding.SingleDeviceSharding and sharding._device is device:
-        return value
-    devices = sharding.device_set
-    if devices == {device}:
-        return value
-    if len(devices) > 1 or is_committed(array):
-        names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(
-            f"an array of shape {value.shape} lies on {names}, and this coop_jax call runs on"
-            f" {device} alone: pass device=, or jax.device_put it there first"
-        )
-    moved = put(array, device)
-    return with_aval(moved, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype)
-
-
 def is_committed(value: jax.Array) -> bool:
     """Whether the array was placed on its device explicitly."""
     return bool(value.committed) if hasattr(value, "committed") else False
@@ -267,37 +243,6 @@ def wait_for_launch(result: jax.Array) -> None:
     on a GPU.
     """
     result.block_until_ready()
-
-
-def from_numpy(value: Any, device: jax.Device, *, committed: bool) -> jax.Array | None:
-    """What `jax.device_put` makes of an everyday NumPy array, in an eighth of its time.
-
-    None for anything else. The contents may not be there yet.
-    """
-    if type(value) is not np.ndarray or _dtypes.canonicalize_dtype(value.dtype) != value.dtype:
-        return None
-    aval = aval_like(value.shape, value.dtype)
-    array: jax.Array = _jax.batched_device_put(
-        aval, _sharding_of(device), [value], [device], committed
-    )
-    return array
-
-
-@functools.lru_cache(maxsize=64)
-def _sharding_of(device: jax.Device) -> jax.sharding.SingleDeviceSharding:
-    return jax.sharding.SingleDeviceSharding(device)
-
-
-def put(value: Any, device: jax.Device) -> jax.Array:
-    """The value as an array on the device, whatever trace is current, contents and all."""
-    known = from_numpy(value, device, committed=True)
-    if known is not None:
-        wait(known)
-        return known
-    with _core.set_current_trace(_core.eval_trace):
-        array: jax.Array = jax.device_put(value, device)
-        wait(array)
-        return array
 
 
 def drop_numpy_view(value: jax.Array) -> bool:

@@ -1,0 +1,74 @@
+"""Values on their way to a device.
+
+Known of both supported versions of JAX (0.10 to 0.12): the function of jaxlib that `jax.device_put`
+ends in.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jaxlib import _jax
+
+from coop_jax._src.compat import arrays
+
+
+def on_device(value: Any, device: jax.Device) -> Any:
+    """The array on this device: itself, or a copy of one that JAX may move.
+
+    Raises:
+      ValueError: the array was put elsewhere, or lies on several devices.
+    """
+    array = arrays.stored(value)
+    sharding = array.sharding
+    if type(sharding) is jax.sharding.SingleDeviceSharding and sharding._device is device:
+        return value
+    devices = sharding.device_set
+    if devices == {device}:
+        return value
+    if len(devices) > 1 or arrays.is_committed(array):
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(
+            f"an array of shape {value.shape} lies on {names}, and this coop_jax call runs on"
+            f" {device} alone: pass device=, or jax.device_put it there first"
+        )
+    moved = put(array, device)
+    return arrays.with_aval(
+        moved, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype
+    )
+
+
+def from_numpy(value: Any, device: jax.Device, *, committed: bool) -> jax.Array | None:
+    """What `jax.device_put` makes of an everyday NumPy array, in an eighth of its time.
+
+    None for anything else. The contents may not be there yet.
+    """
+    if type(value) is not np.ndarray or _dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return None
+    aval = arrays.aval_like(value.shape, value.dtype)
+    array: jax.Array = _jax.batched_device_put(
+        aval, _sharding_of(device), [value], [device], committed
+    )
+    return array
+
+
+@functools.lru_cache(maxsize=64)
+def _sharding_of(device: jax.Device) -> jax.sharding.SingleDeviceSharding:
+    return jax.sharding.SingleDeviceSharding(device)
+
+
+def put(value: Any, device: jax.Device) -> jax.Array:
+    """The value as an array on the device, whatever trace is current, contents and all."""
+    known = from_numpy(value, device, committed=True)
+    if known is not None:
+        arrays.wait(known)
+        return known
+    with _core.set_current_trace(_core.eval_trace):
+        array: jax.Array = jax.device_put(value, device)
+        arrays.wait(array)
+        return array
