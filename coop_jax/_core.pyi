@@ -322,8 +322,7 @@ class Replay:
         pool: Pool,
         load: Callable[..., Any],
         load_arguments: tuple[Any, ...],
-        address_of: Callable[[Any], int],
-        is_deleted: Callable[[Any], bool],
+        reader: ArgumentReader,
         wait: Callable[[Any], object] | None = None,
         ordered: bool = False,
     ) -> None:
@@ -462,6 +461,28 @@ class CallRecognizer:
 
     def returned(self, state: int, values: list[Any]) -> None:
         """Say what the caller gets of a call for a state: alike each time, arguments soon."""
+
+class TreeStructure:
+    """Takes trees of Python containers of one structure apart and puts them together.
+
+    ``nodes`` are (kind, type, data, arity, make), parents first; kinds are 0 for a leaf, 1 for
+    None, 2 a tuple, 3 a list, 4 a dictionary, whose keys are its data, 5 a named tuple, which
+    ``make`` makes of its items, or ``tuple.__new__`` if that is None, 6 another container, which
+    ``one_level`` takes apart into children and data, and ``make`` makes of a list of children.
+    Leaves of other types than ``leaf_types`` are not known as such.
+    """
+
+    def __init__(
+        self,
+        nodes: list[tuple[int, type, Any, int, Callable[..., Any] | None]],
+        leaf_types: tuple[type, ...],
+        one_level: Callable[[Any], Any],
+    ) -> None: ...
+    def leaves(self, tree: Any) -> list[Any] | None:
+        """Return the leaves of a tree; None if it has not this structure."""
+
+    def build(self, leaves: list[Any]) -> Any:
+        """Return the tree of these leaves."""
 
 class Prepared:
     """What a primitive on operands of given shapes is: an operand, a view of it, an operation.

@@ -18,6 +18,7 @@ import coop_jax
 from coop_jax import _core
 from coop_jax._src import executor
 from coop_jax._src.compat import arrays, devices
+from coop_jax._src.compat.arguments import argument_reader
 from coop_jax._src.instructions import Run
 from coop_jax._src.memory import PoolMemory
 
@@ -181,7 +182,7 @@ class Machine:
         self.memory = PoolMemory(1 << 16, jax.devices("cpu")[0])
         load, load_arguments = arrays.importer(self.memory.device)
         self.replay = _core.Replay(
-            self.memory.pool, load, load_arguments, arrays.address_of, arrays.is_deleted
+            self.memory.pool, load, load_arguments, argument_reader(self.memory.device)
         )
         self.spec = self.memory.spec(jax.ShapeDtypeStruct((64,), jnp.float32))
         self.interrupts = Interrupts()

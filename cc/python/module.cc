@@ -17,6 +17,7 @@
 #include "cc/python/pool_bindings.h"
 #include "cc/python/replay.h"
 #include "cc/python/session_core.h"
+#include "cc/python/tree_structure.h"
 
 namespace nb = nanobind;
 
@@ -55,6 +56,7 @@ NB_MODULE(_core, module) {
   coop::python::BindReplay(module);
   coop::python::BindArgumentReader(module);
   coop::python::BindCallRecognizer(module);
+  coop::python::BindTreeStructure(module);
   module.def(
       "ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
       "Capsules of the XLA custom call 'coop_copy', 'coop_store' or 'coop_scratch', by platform "

@@ -26,13 +26,13 @@ void SetItem(PyObject* list, int32_t index, nb::object item) {
 
 }  // namespace
 
-Replay::Replay(nb::object pool, nb::object load, nb::tuple load_arguments, nb::object address_of,
-               nb::object is_deleted, nb::object wait, bool ordered)
+Replay::Replay(nb::object pool, nb::object load, nb::tuple load_arguments, nb::object reader,
+               nb::object wait, bool ordered)
     : pool_(std::move(pool)),
       load_(std::move(load)),
       load_arguments_(std::move(load_arguments)),
-      address_of_(std::move(address_of)),
-      is_deleted_(std::move(is_deleted)),
+      reader_object_(std::move(reader)),
+      reader_(nb::cast<ArgumentReader&>(reader_object_)),
       wait_(std::move(wait)),
       ordered_(ordered) {
   static_cast<void>(MemoryOf(pool_));  // raises for anything else
@@ -170,7 +170,7 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
   pointers.reserve(arguments.capacity());
   for (const int32_t c : launch.slots) {
     Cell& cell = cells_[static_cast<size_t>(c)];
-    if (cell.array.is_valid() && !nb::cast<bool>(is_deleted_(cell.array))) {
+    if (cell.array.is_valid() && !reader_.IsDeleted(cell.array)) {
       memory.CheckUnheld(cell.offset, nb::inst_ptr<SlotSpec>(cell.spec)->bytes);
       arguments.push_back(std::move(cell.array));
       cell.array = nb::object();
@@ -200,8 +200,8 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
     const Sequence found(results);
     bool placed = true;
     for (size_t i = 0; i < launch.overwritten.size(); ++i) {
-      const nb::object address = address_of_(found[launch.slots.size() + i]);
-      placed &= memory.OffsetOf(nb::cast<uint64_t>(address)) == launch.overwritten[i];
+      const uint64_t address = reader_.AddressOf(found[launch.slots.size() + i]);
+      placed &= memory.OffsetOf(address) == launch.overwritten[i];
     }
     if (!placed) {
       obeyed = false;
@@ -226,9 +226,9 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
 
 void BindReplay(nb::module_& module) {
   nb::class_<Replay>(module, "Replay", "A plan's instructions, carried out again and again.")
-      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object, nb::object, bool>(),
-           nb::arg("pool"), nb::arg("load"), nb::arg("load_arguments"), nb::arg("address_of"),
-           nb::arg("is_deleted"), nb::arg("wait") = nb::none(), nb::arg("ordered") = false)
+      .def(nb::init<nb::object, nb::object, nb::tuple, nb::object, nb::object, bool>(),
+           nb::arg("pool"), nb::arg("load"), nb::arg("load_arguments"), nb::arg("reader"),
+           nb::arg("wait") = nb::none(), nb::arg("ordered") = false)
       .def("add_cell", &Replay::AddCell, nb::arg("offset"), nb::arg("spec"))
       .def(
           "add_launch",

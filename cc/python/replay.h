@@ -23,20 +23,20 @@
 #include <utility>
 #include <vector>
 
+#include "cc/python/argument_reader.h"
 #include "cc/python/pool_memory.h"
 
 namespace coop::python {
 
 class Replay {
  public:
-  // `load`: called with a capsule and `load_arguments`, imports it. `address_of`, `is_deleted`: of
-  // an array. The user may delete any array that JAX lists as alive. `wait`: waits until an array
-  // is there, and so all that the same launch made; None where a launch is done when it returns.
-  // `ordered`: each launch begins when those before it are done, so that only the last is waited
-  // for: what is written over is read before, as in XLA's own allocator of such a device.
+  // `load`: called with a capsule and `load_arguments`, imports it. `reader`: an ArgumentReader.
+  // The user may delete any array that JAX lists as alive. `wait`: waits until an array is there,
+  // and so all that the same launch made; None where a launch is done when it returns. `ordered`:
+  // each launch begins when those before it are done, so that only the last is waited for: what is
+  // written over is read before, as in XLA's own allocator of such a device.
   Replay(nanobind::object pool, nanobind::object load, nanobind::tuple load_arguments,
-         nanobind::object address_of, nanobind::object is_deleted, nanobind::object wait,
-         bool ordered);
+         nanobind::object reader, nanobind::object wait, bool ordered);
 
   // A launch: call(*slots, *operands), once it is made ready.
   struct Launch {
@@ -105,8 +105,8 @@ class Replay {
   nanobind::object pool_;
   nanobind::object load_;
   nanobind::tuple load_arguments_;
-  nanobind::object address_of_;
-  nanobind::object is_deleted_;
+  nanobind::object reader_object_;
+  ArgumentReader& reader_;
   nanobind::object wait_;
   bool ordered_;
   nanobind::object awaited_;  // a result of the last launch, invalid if there is none

@@ -23,7 +23,6 @@ from coop_jax._src.executables import Executable
 from coop_jax._src.instructions import CompiledPlan, Forget, Run, View
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.memory import PoolMemory
-from coop_jax._src.program import Program
 from coop_jax._src.replaying import may_be_ready, replay_of
 from coop_jax._src.stats import Counters
 from coop_jax._src.verify import Verifier
@@ -34,7 +33,6 @@ _PATIENCE_SECONDS = 1.0
 
 def execute(
     compiled: CompiledPlan,
-    program: Program,
     inputs: Sequence[jax.Array],
     constants: Sequence[jax.Array],
     memory: PoolMemory,
@@ -46,9 +44,8 @@ def execute(
 
     Args:
       compiled: the plan.
-      program: what it is a plan of.
-      inputs: arrays for `program.inputs`.
-      constants: arrays for `program.constants`.
+      inputs: arrays for the program's inputs.
+      constants: arrays for its constants.
       memory: the pool that the plan was made for.
       counters: where measured seconds are added.
       interrupts: checked between instructions, until a donated input is consumed.
@@ -62,16 +59,15 @@ def execute(
       Whatever an operation raises. The pool is then as before the call; arrays given as inputs are
       intact unless a note on the error says otherwise.
     """
-    env: list[Any] = [None] * len(program.values)
-    for value, array in zip(program.inputs, inputs, strict=True):
+    env: list[Any] = [None] * compiled.values
+    for value, array in zip(compiled.inputs, inputs, strict=True):
         env[value] = array
-    for (value, _), array in zip(program.constants, constants, strict=True):
+    for value, array in zip(compiled.constants, constants, strict=True):
         env[value] = array
     for offset, nbytes in compiled.reserved:
         memory.pool.discard(offset, nbytes)
-    for number, value, offset in compiled.adopt:
+    for number, spec, offset in compiled.adopt:
         interrupts.check()
-        spec = memory.spec(program.values[value].aval)
         moved = kernels.copy_into(memory.slot(offset, spec), inputs[number])
         if arrays.address_of(moved) != memory.pool.base + offset:
             raise RuntimeError("invariant: a copy into a slot lies in the slot")

@@ -1,32 +1,21 @@
 """A plan as instructions: everything looked up, nothing left to decide.
 
-`compile_plan` turns the engine's actions into a list over numbered values: compiled functions,
-slots, which values to read, which to forget. The executor carries it out, every step anew.
+A list over numbered values: compiled functions, slots, which values to read, which to forget. It is
+made of the engine's actions (see `translating`); the executor carries it out, every step anew.
 
-Invariants: a value is present exactly while its storage is resident; a view is made before it is
-read. A fused operation whose result may take an operand's memory always runs in place, over a copy
-of the operand where the plan wants both: XLA makes other code of the same loops, with other last
-bits, where a result lies over an operand, and plans differ in what they overwrite.
+Invariant: a value is present exactly while its storage is resident; a view is made before it is
+read.
 Thread rule: plain data.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
-
-import jax
+from typing import Any, TypeAlias
 
 from coop_jax import _core
-from coop_jax._src import kernels, placement
-from coop_jax._src.compiling import compile_together
 from coop_jax._src.executables import Executable
-from coop_jax._src.kernels import KernelCache
-from coop_jax._src.memory import PoolMemory
-from coop_jax._src.placement import Placement
-from coop_jax._src.program import Operation, Program
-from coop_jax._src.workspaces import Provision, refill_seconds
+from coop_jax._src.program import Operation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,13 +67,21 @@ class Forget:
     consumes_input: bool
 
 
+Instruction: TypeAlias = Run | View | Forget
+
+
 @dataclasses.dataclass(slots=True)
 class CompiledPlan:
     """A plan ready to run, for one residency of its inputs.
 
+    Values have places from 0 on here, not the numbers that they have in the program.
+
     Attributes:
       instructions: what to do, in order.
-      adopt: (input number, value, offset) of inputs to copy into the pool first.
+      values: how many there are.
+      inputs: those of the program.
+      constants: those of the program.
+      adopt: (input number, spec, offset) of inputs to copy into the pool first.
       reserved: ranges of the pool that stand for memory used elsewhere.
       stats: what the engine counted while it planned.
       workspace_bytes: most temporary memory of one operation.
@@ -100,8 +97,11 @@ class CompiledPlan:
       replay: the instructions in C++, once the executor has made it.
     """
 
-    instructions: tuple[Run | View | Forget, ...]
-    adopt: tuple[tuple[int, int, int], ...]
+    instructions: tuple[Instruction, ...]
+    values: int
+    inputs: tuple[int, ...]
+    constants: tuple[int, ...]
+    adopt: tuple[tuple[int, _core.SlotSpec, int], ...]
     reserved: tuple[tuple[int, int], ...]
     stats: dict[str, Any]
     workspace_bytes: int
@@ -113,222 +113,3 @@ class CompiledPlan:
     plan: _core.Plan
     refill_seconds: float
     replay: _core.Replay | None = None
-
-
-def modes_of(op: Operation, placements: Sequence[Any], device: jax.Device) -> tuple[int, ...]:
-    """Output modes of an executable from where the engine puts its outputs."""
-    modes = []
-    results = placements[: len(op.results)]  # own blocks of workspace may come after them
-    for (_, offset, in_place), possible in zip(results, op.in_place, strict=True):
-        if in_place < 0 and possible >= 0 and copies_operands(op, device):
-            in_place = possible
-        modes.append(in_place if in_place >= 0 else kernels.OUTSIDE if offset < 0 else kernels.SLOT)
-    return tuple(modes)
-
-
-def copies_operands(op: Operation, device: jax.Device) -> bool:
-    """Whether what may be overwritten always is, at least a copy of it."""
-    # Where nothing is donated, XLA never knows of it, and there is one form of everything.
-    return op.kernel.is_group and placement.probe(device) is Placement.DONATED
-
-
-def compile_plan(
-    plan: _core.Plan,
-    program: Program,
-    where: Sequence[int],
-    donated: Sequence[bool],
-    memory: PoolMemory,
-    cache: KernelCache,
-    *,
-    provision: Provision,
-    outside_bytes: int,
-) -> tuple[CompiledPlan, list[tuple[int, int]]]:
-    """Looks everything up; compiles what is not compiled yet.
-
-    Returns:
-      The plan, and (operation, bytes of workspace) of each launch.
-    """
-    compile_together(
-        (
-            (op.kernel, modes_of(op, action[3], memory.device), op.source)
-            for action in plan.actions
-            if len(action) == 4
-            for op in (program.operations[action[1]],)
-        ),
-        memory.device,
-        cache,
-    )
-    translator = _Translator(plan, program, where, donated, memory, cache, provision)
-    instructions = translator.translate()
-    outputs, kept = tuple(map(translator.place_of, program.outputs)), translator.kept_outputs()
-    held = {position for position, _ in kept}
-    compiled = CompiledPlan(
-        instructions=tuple(instructions),
-        adopt=translator.adopt,
-        reserved=tuple(plan.reserved),
-        stats=plan.stats,
-        workspace_bytes=max([provision.reserved_bytes, *(n for _, n in translator.workspaces)]),
-        reserved_workspace_bytes=provision.reserved_bytes,
-        outside_bytes=outside_bytes,
-        outputs=outputs,
-        kept=kept,
-        lent=tuple(n for n, (*_, spec) in enumerate(outputs) if spec is not None and n not in held),
-        plan=plan,
-        refill_seconds=refill_seconds(provision, [number for number, _ in translator.workspaces]),
-    )
-    return compiled, translator.workspaces
-
-
-class _Translator:
-    def __init__(
-        self,
-        plan: _core.Plan,
-        program: Program,
-        where: Sequence[int],
-        donated: Sequence[bool],
-        memory: PoolMemory,
-        cache: KernelCache,
-        provision: Provision,
-    ):
-        self.program = program
-        self.provision = provision
-        self.memory = memory
-        self.cache = cache
-        self.workspaces: list[tuple[int, int]] = []
-        self.offset_of: dict[int, int] = {}  # storage -> offset while it is in the pool
-        self.present: set[int] = set()
-        self.actions = plan.actions
-        self.outputs = dict.fromkeys(program.outputs)
-        adopt = []
-        self.donated_storages = set()
-        for number, (value, offset) in enumerate(
-            zip(program.inputs, plan.input_offsets, strict=False)
-        ):
-            storage = program.values[value].storage
-            self.present.add(value)
-            if offset >= 0:
-                self.offset_of[storage] = offset
-            if donated[number]:
-                self.donated_storages.add(storage)
-            if where[number] == 2:
-                adopt.append((number, value, offset))
-        self.adopt = tuple(adopt)
-        self.present.update(v for v, _ in program.constants)
-        self.out: list[Run | View | Forget] = []
-        self.kept: dict[int, tuple[int, int]] = {}  # value -> (number of its launch, offset)
-
-    def kept_outputs(self) -> tuple[tuple[int, int], ...]:
-        """Of `CompiledPlan.kept`."""
-        positions = {value: n for n, value in reversed(list(enumerate(self.program.outputs)))}
-        return tuple((positions[value], offset) for value, (_, offset) in self.kept.items())
-
-    def translate(self) -> list[Run | View | Forget]:
-        for action in self.actions:
-            if len(action) == 4:
-                self._run(action[1], action[2], action[3])
-            elif action[1] < len(self.program.storages):  # else an own block of workspace
-                self._forget(action[1])
-        for value in self.outputs:
-            self._need(value)
-        self.kept = {
-            value: at
-            for value, at in self.kept.items()
-            if value in self.outputs and self.place_of(value)[1] == at[1]
-        }
-        for number, offset in self.kept.values():
-            run = self.out[number]
-            assert type(run) is Run
-            left = tuple(o for o in run.reclaimed if o != offset)
-            self.out[number] = dataclasses.replace(run, reclaimed=left)
-        return self.out
-
-    def _values_of(self, storage: int) -> list[int]:
-        return [v for v in self.program.storages[storage].values if v in self.present]
-
-    def _forget(self, storage: int) -> None:
-        gone = self._values_of(storage)
-        self.present.difference_update(gone)
-        self.offset_of.pop(storage, None)
-        consumes = storage in self.donated_storages
-        for value in gone:
-            self.kept.pop(value, None)
-        if gone:
-            self.out.append(Forget(tuple(gone), consumes))
-
-    def _need(self, value: int) -> None:
-        if value in self.present:
-            return
-        record = self.program.values[value]
-        offset = self.offset_of[record.storage] + record.at_bytes
-        self.out.append(View(value, offset, self.memory.spec(record.aval)))
-        self.present.add(value)
-
-    def place_of(self, value: int) -> tuple[int, int, _core.SlotSpec | None]:
-        """Where a result lies once all is translated."""
-        record = self.program.values[value]
-        offset = self.offset_of.get(record.storage, -1)
-        if offset < 0:
-            return value, -1, None
-        return value, offset + record.at_bytes, self.memory.spec(record.aval)
-
-    def _run(self, index: int, recompute: bool, placements: Sequence[Any]) -> None:
-        op = self.program.operations[index]
-        own = self.provision.blocks(index)
-        emptied = tuple(
-            (offset, nbytes)
-            for (_, offset, _), nbytes in zip(placements[len(op.results) :], own, strict=True)
-        )
-        placements = placements[: len(op.results)]
-        for value in op.operands:
-            self._need(value)
-        modes = modes_of(op, placements, self.memory.device)
-        executable = op.kernel.executable(modes, self.memory.device, self.cache)
-        self.workspaces.append((index, executable.workspace_bytes))
-        slots = []
-        for k in executable.slot_results:
-            slots.append((placements[k][1], self.memory.spec(op.kernel.out_avals[k])))
-        overwritten, copied, forget = [], [], []
-        consumed = []  # offsets of donated inputs that are overwritten
-        for (_, offset, in_place), mode in zip(placements, modes, strict=True):
-            if mode >= 0 > in_place:
-                overwritten.append((mode, offset))
-                spec = self.memory.spec(op.kernel.in_avals[mode])
-                copied.append((mode, spec))
-            elif in_place >= 0:
-                overwritten.append((in_place, offset))
-                storage = self.program.values[op.operands[in_place]].storage
-                gone = self._values_of(storage)
-                self.present.difference_update(gone)
-                self.offset_of.pop(storage, None)
-                forget += gone
-                if storage in self.donated_storages:
-                    consumed.append(offset)
-                for value in gone:
-                    self.kept.pop(value, None)
-        results = []
-        for k in executable.order:
-            storage, offset, _ = placements[k]
-            known = storage >= 0 and not (offset < 0 and op.results[k] in self.present)
-            results.append(op.results[k] if known else -1)
-            if known:
-                self.present.add(op.results[k])
-                if offset >= 0:
-                    self.offset_of[storage] = offset
-                if offset in consumed:
-                    self.kept[op.results[k]] = len(self.out), offset
-        self.out.append(
-            Run(
-                executable,
-                tuple(slots),
-                op.operands,
-                tuple(results),
-                tuple(overwritten),
-                tuple(copied),
-                tuple(forget),
-                recompute,
-                bool(consumed),
-                emptied,
-                tuple(consumed),
-                op,
-            )
-        )

@@ -17,7 +17,7 @@ import jax
 from coop_jax._src import policies
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
-from coop_jax._src.instructions import CompiledPlan, compile_plan
+from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.passing import (
     Inputs,
@@ -32,6 +32,7 @@ from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature, compile_all, exceeded, planner_of
 from coop_jax._src.tiers import form_of
+from coop_jax._src.translating import compile_plan
 
 # Plans are kept for so many different states of the pool for each signature.
 _KEPT = 16
@@ -188,11 +189,10 @@ def carry_out(
     Returns:
       As `execute` does.
     """
-    assert form.program is not None
     counters, memory = runtime._counters, runtime.memory()
     measured = counters.compute_seconds
     constants, verifier = form.constants, runtime.verifier()
-    done = execute(plan, form.program, given, constants, memory, counters, interrupts, verifier)
+    done = execute(plan, given, constants, memory, counters, interrupts, verifier)
     stats = plan.stats
     if form.unrolled is not None:
         # Its segments hold first runs and recomputations: what they took is shared out.

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from coop_jax import _core
+from coop_jax._src.arguments import flatten_arguments
 from coop_jax._src.compat import arguments
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.interrupts import DeferredInterrupts
@@ -36,6 +37,7 @@ from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature
 from coop_jax._src.tiers import settled_form
+from coop_jax._src.trees import CallTrees
 
 # So many states are known at once: two where a caller keeps what the last step returned.
 _KNOWN = 4
@@ -54,6 +56,41 @@ class _State:
     residency: Residency
     plan: CompiledPlan
     wrapped: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LastCall:
+    """What the last call was: most often the next one is like it.
+
+    Attributes:
+      tree: the structure of its arguments.
+      static: position and value of those that are static.
+      kinds: of its leaves.
+      signature: that it has.
+      trees: of calls like it.
+    """
+
+    tree: Any
+    static: tuple[tuple[int, Any], ...]
+    kinds: LeafKinds
+    signature: Signature
+    trees: CallTrees
+
+    def leaves(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        donate: tuple[int, ...],
+        static: tuple[int, ...],
+    ) -> list[Any] | None:
+        """The leaves of a call of the same trees and static arguments, None of another one."""
+        leaves = self.trees.leaves(args, kwargs)
+        if leaves is None:
+            fixed, leaves, tree = flatten_arguments(args, kwargs, donate, static)
+            if self.tree != tree or self.static != fixed:
+                return None
+            self.trees.learn(args, kwargs)
+        return leaves
 
 
 class KnownCalls:

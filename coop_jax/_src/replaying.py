@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coop_jax import _core
-from coop_jax._src.compat import arrays
-from coop_jax._src.instructions import Forget, Run, View
+from coop_jax._src.compat import arguments, arrays
+from coop_jax._src.instructions import Forget, Instruction, Run, View
 from coop_jax._src.memory import PoolMemory
 
 
-def replay_of(instructions: Sequence[Run | View | Forget], memory: PoolMemory) -> _core.Replay:
+def replay_of(instructions: Sequence[Instruction], memory: PoolMemory) -> _core.Replay:
     """The instructions in C++; its launches become ready as they are seen to obey."""
     return _Builder(memory).build(instructions)
 
@@ -34,15 +34,14 @@ class _Builder:
             memory.pool,
             load,
             load_arguments,
-            arrays.address_of,
-            arrays.is_deleted,
+            arguments.argument_reader(memory.device),
             None if memory.synchronous else arrays.wait_for_launch,
             memory.ordered,
         )
         self._cells: dict[tuple[int, int], int] = {}  # by offset and identity of the description
         self._cell_of: dict[int, int] = {}  # of values that a launch made and nobody else holds
 
-    def build(self, instructions: Sequence[Run | View | Forget]) -> _core.Replay:
+    def build(self, instructions: Sequence[Instruction]) -> _core.Replay:
         for instruction in instructions:
             if type(instruction) is Run:
                 self._add_launch(instruction)

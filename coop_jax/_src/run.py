@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -39,11 +39,12 @@ from coop_jax._src.passing import (
 )
 from coop_jax._src.planned import run_planned
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
-from coop_jax._src.repeating import known_calls, note
+from coop_jax._src.repeating import LastCall, known_calls, note
 from coop_jax._src.runtime import Runtime, current_runtime
 from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
 from coop_jax._src.simulation import Simulation, Simulator
 from coop_jax._src.traced import TracedProgram, traced_program
+from coop_jax._src.trees import CallTrees
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,15 +108,6 @@ def run(
     return BudgetedFunction(fn, checked, resolved, donated, static, device, runtime, fused)
 
 
-class _Last(NamedTuple):
-    """What the last call was: most often the next one is like it."""
-
-    tree: Any
-    static: Hashable
-    kinds: LeafKinds
-    signature: Signature
-
-
 class BudgetedFunction(Generic[P, R]):
     """A function under a budget; made by `run`. Calls are thread-safe, one at a time."""
 
@@ -140,7 +132,7 @@ class BudgetedFunction(Generic[P, R]):
         self._runtime = runtime
         self._fusion = fusion
         self._signatures: dict[Hashable, Signature] = {}
-        self._last: _Last | None = None
+        self._last: LastCall | None = None
         self._calls: dict[Hashable, Any] = {}  # under transformations, see `around`
 
     @property
@@ -166,17 +158,15 @@ class BudgetedFunction(Generic[P, R]):
         """
         if not transforms.at_top():
             return around.call_run(self, args, kwargs)  # type: ignore[no-any-return]
-        static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
-        last = self._last
-        if last and (last.tree != tree or last.static != static):
-            last = None
-        runtime = self._runtime
-        if last and runtime and (known := known_calls(runtime, last.signature)):
+        last, runtime = self._last, self._runtime
+        leaves = last.leaves(args, kwargs, self._donate, self._static) if last else None
+        if last and runtime and leaves and (known := known_calls(runtime, last.signature)):
             with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
                 outputs = known.repeat(leaves, interrupts)
             if outputs is not None:
-                return jax.tree_util.tree_unflatten(last.signature.out_tree, outputs)  # type: ignore[no-any-return]
-        if not (last and last.kinds.match(leaves)):
+                return last.trees.result(outputs)  # type: ignore[no-any-return]
+        if leaves is None or not (last and last.kinds.match(leaves)):
+            static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
             last = self._last = self._look_up(static, leaves, tree)
         signature = last.signature
         runtime = self._runtime or self._make_runtime(signature)
@@ -184,7 +174,7 @@ class BudgetedFunction(Generic[P, R]):
             outputs = self._run(runtime, last, leaves, interrupts)
         return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
 
-    def _look_up(self, static: Hashable, leaves: list[Any], tree: Any) -> _Last:
+    def _look_up(self, static: Any, leaves: list[Any], tree: Any) -> LastCall:
         """The signature of a call that is not like the last one, found or made."""
         check_leaves(leaves)
         kinds = LeafKinds(leaves, self._placed_on())
@@ -194,7 +184,8 @@ class BudgetedFunction(Generic[P, R]):
             donated = donated_leaves(tree, self._donate)
             signature = self._trace(static, leaves, tree, donated)
             self._signatures[key] = signature
-        return _Last(tree, static, kinds, signature)
+        trees = CallTrees(static, signature.out_tree)
+        return LastCall(tree, static, kinds, signature, trees)
 
     def simulate(self, *args: P.args, **kwargs: P.kwargs) -> Simulation:
         """Says what a first call with these arguments does, without doing it.
@@ -313,7 +304,7 @@ class BudgetedFunction(Generic[P, R]):
     def _run(
         self,
         runtime: Runtime,
-        call: _Last,
+        call: LastCall,
         leaves: list[Any],
         interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:

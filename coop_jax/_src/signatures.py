@@ -15,12 +15,13 @@ from coop_jax._src import kernels, planning
 from coop_jax._src.compiling import Wanted, compile_gradually, compile_together
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.gradual import GradualWork, Pieces
-from coop_jax._src.instructions import CompiledPlan, copies_operands
+from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.learning import Lesson
 from coop_jax._src.passing import InputKinds
 from coop_jax._src.program import Program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
+from coop_jax._src.translating import copies_operands
 from coop_jax._src.unrolled import Unrolled
 from coop_jax._src.workspaces import Provision
 

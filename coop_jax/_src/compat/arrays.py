@@ -221,11 +221,6 @@ def address_of(value: jax.Array) -> int:
     return int(value.unsafe_buffer_pointer())
 
 
-def is_deleted(value: jax.Array) -> bool:
-    """Whether an array was deleted or donated."""
-    return value.is_deleted()
-
-
 def wait(value: Any) -> None:
     """Waits until the contents are there.
 
