@@ -12,12 +12,6 @@ import pytest
 from jax import lax
 
 import coop_jax
-from coop_jax._src import products
-
-
-@pytest.fixture(autouse=True)
-def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "SMALL", 0.0)
 
 
 def equations_of(fn: Any, *args: Any) -> tuple[list[Any], Any]:
@@ -133,13 +127,43 @@ def test_a_product_with_itself() -> None:
     np.testing.assert_array_equal(result, fn(a))
 
 
-def test_small_products_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fn(a: jax.Array, b: jax.Array) -> jax.Array:
-        return (a @ b).T
+def test_of_a_sum_all_products_are_exchanged() -> None:
+    def fn(pairs: list[Any]) -> jax.Array:
+        return sum((a @ b).T for a, b in pairs[1:])  # type: ignore[return-value]
 
-    monkeypatch.undo()
-    assert names_of(fn, numbers(30, 40), numbers(40, 50)) == ["dot_general", "transpose"]
-    assert names_of(fn, numbers(300, 400), numbers(400, 500)) == ["dot_general"]
+    pairs = [(numbers(6, 4, seed=k), numbers(4, 5, seed=k + 9)) for k in range(5)]
+    equations, result = equations_of(fn, pairs)
+    assert "transpose" not in [e.primitive.name for e in equations]
+    assert {e.out_avals[0].shape for e in equations} == {(5, 6)}
+    np.testing.assert_array_equal(result, fn(pairs))
+
+
+@pytest.mark.parametrize("which", ["another layout", "not a product", "read twice"])
+def test_a_sum_of_others_too_stays(which: str) -> None:
+    def fn(a: jax.Array, b: jax.Array, c: jax.Array) -> Any:
+        product = a @ b
+        if which == "another layout":  # that one comes out as it is read
+            return (product + lax.dot_general(b, a, (((0,), (1,)), ((), ()))).T).T
+        if which == "not a product":
+            return (product + jnp.sort(c)).T
+        return (product + a @ jnp.sort(b)).T, product
+
+    args = numbers(30, 40), numbers(40, 50, seed=1), numbers(30, 50, seed=2)
+    equations, results = equations_of(fn, *args)
+    assert "transpose" in [e.primitive.name for e in equations]
+    jax.tree.map(np.testing.assert_array_equal, results, fn(*args))
+
+
+def test_long_sums() -> None:
+    def fn(a: jax.Array, b: jax.Array) -> jax.Array:
+        total = (a @ b).T
+        for k in range(1200):  # beyond what Python nests
+            total = total + (a @ (b + k)).T
+        return total
+
+    traced = coop_jax.trace_program(fn, numbers(2, 3), numbers(3, 4), fusion=True)
+    names = {e.primitive.name for op in traced.program.operations for e in op.kernel.equations}
+    assert "transpose" not in names
 
 
 def test_single_operations_stay_as_they_are() -> None:

@@ -16,7 +16,8 @@ Thread rule: functions of their arguments. Cost: linear in operations and their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coop_jax._src import costs, primitives
@@ -33,6 +34,10 @@ _TOGETHER = 8.0
 # Of what is in memory at the peak, so much may be read and made by a bundle.
 _OF_THE_PEAK = 1 / 16
 
+# To launch an operation, in terms of what it takes to store one result of it; to read an operand.
+_LAUNCH = 10.0
+_OPERAND = 0.25
+
 # Of a bundle: more take XLA long to compile.
 _EQUATIONS = 128
 _OPERANDS = 64
@@ -48,99 +53,147 @@ def bundle(
       flattener: whose values they are of.
       outputs: values that are results of the program.
     """
-    bundler = _Bundler(operations, flattener, outputs)
-    for number in range(len(operations)):
-        bundler.take(number)
-    bundler.close()
-    return bundler.made
+    return _Bundler(operations, flattener, outputs).made()
 
 
 class _Bundler:
-    """Takes operations in order, and closes the open bundle where the next does not fit."""
+    """Chooses where bundles begin and end, so that they cost least together."""
 
     def __init__(
         self, operations: Sequence[RawOperation], flattener: Flattener, outputs: Sequence[int]
     ):
-        self.made: list[RawOperation] = []
-        self._operations = operations
-        self._flattener = flattener
-        self._storage_of = flattener.storages
-        self._profile = flattener.cache.profile
-        self._returned = {self._storage_of[v]: k for k, v in reversed(list(enumerate(outputs)))}
-        self._last_read = {
-            self._storage_of[v]: n for n, op in enumerate(operations) for v in op.operands
+        self.operations = operations
+        self.flattener = flattener
+        self.storage_of = flattener.storages
+        profile = flattener.cache.profile
+        self.work = [profile.smallness(op.kernel.flops, op.kernel.moved_bytes) for op in operations]
+        self.small = [
+            work <= SMALL and may_be_bundled(op)
+            for op, work in zip(operations, self.work, strict=True)
+        ]
+        self.returned = {self.storage_of[v]: k for k, v in reversed(list(enumerate(outputs)))}
+        self.last_read = {
+            self.storage_of[v]: n for n, op in enumerate(operations) for v in op.operands
         }
-        demanding = max((self._at_once([op]) for op in operations), default=0)
-        self._most_at_once = min(demanding, _OF_THE_PEAK * self._peak())
-        self._open: list[int] = []
-        self._work = 0.0
-        self._equations = 0
+        self.last_read.update((s, len(operations)) for s in self.returned)
+        demanding = max((_Bundle(self, n).at_once for n in range(len(operations))), default=0)
+        self.most_at_once = min(demanding, _OF_THE_PEAK * self._peak())
+
+    def nbytes(self, storage: int) -> int:
+        """Of a storage that stays; results are taken for what they replace."""
+        return 0 if storage in self.returned else costs.nbytes(self.flattener.avals[storage])
 
     def _peak(self) -> int:
         """Bytes of storages that are alive at once, at most, each from where it is made."""
-        avals, made = self._flattener.avals, set[int]()
-        for op in self._operations:
-            made.update(self._storage_of[v] for v in op.results)
-        passing = made.difference(self._returned)
-        alive = sum(costs.nbytes(avals[s]) for s in self._last_read if s not in made)
+        avals, made = self.flattener.avals, set[int]()
+        for op in self.operations:
+            made.update(self.storage_of[v] for v in op.results)
+        passing = made.difference(self.returned)
+        alive = sum(costs.nbytes(avals[s]) for s in self.last_read if s not in made)
         most = alive
-        for number, op in enumerate(self._operations):
+        for number, op in enumerate(self.operations):
             alive += sum(costs.nbytes(avals[v]) for v in op.results)
             most = max(most, alive)
             alive -= sum(
                 costs.nbytes(avals[s])
-                for s in {self._storage_of[v] for v in (*op.operands, *op.results)}
-                if s in passing and self._last_read.get(s, number) <= number
+                for s in {self.storage_of[v] for v in (*op.operands, *op.results)}
+                if s in passing and self.last_read.get(s, number) <= number
             )
         return most
 
-    def take(self, number: int) -> None:
-        op = self._operations[number]
-        work = self._profile.smallness(op.kernel.flops, op.kernel.moved_bytes)
-        small = work <= SMALL and may_be_bundled(op)
-        if not small or not self._fits(op, work):
-            self.close()
-        if not small:
-            self.made.append(op)
-            return
-        self._open.append(number)
-        self._work += work
-        self._equations += len(op.kernel.equations)
+    def made(self) -> list[RawOperation]:
+        """The operations, bundled."""
+        ends, end = [], len(self.operations)
+        beginnings = self._beginnings()
+        while end:
+            ends.append((beginnings[end], end))
+            end = beginnings[end]
+        return [self._bundled(begin, end) for begin, end in reversed(ends)]
 
-    def close(self) -> None:
-        """Makes one operation of those in the open bundle."""
-        members = [self._operations[n] for n in self._open]
-        if members:
-            last = self._open[-1]
-            results = [
-                v
-                for op in members
-                for v in op.results
-                if self._storage_of[v] in self._returned
-                or self._last_read.get(self._storage_of[v], -1) > last
-            ]
-            self.made.append(merged(members, self._flattener, self._returned, results))
-        self._open = []
-        self._work = 0.0
-        self._equations = 0
+    def _beginnings(self) -> list[int]:
+        """For each end the beginning of the bundle there, on the cheapest way that leads to it."""
+        count = len(self.operations)
+        least, beginnings = [0.0] + [math.inf] * count, [0] * (count + 1)
+        for begin in range(count):
+            bundle = _Bundle(self, begin)
+            while True:
+                total = least[begin] + bundle.cost()
+                if total < least[bundle.end]:
+                    least[bundle.end], beginnings[bundle.end] = total, begin
+                if not (self.small[begin] and bundle.extend()):
+                    break
+        return beginnings
 
-    def _fits(self, op: RawOperation, work: float) -> bool:
-        if self._work + work > _TOGETHER:
+    def _bundled(self, begin: int, end: int) -> RawOperation:
+        members = self.operations[begin:end]
+        results = [v for op in members for v in op.results if self.is_read_after(v, end)]
+        return merged(members, self.flattener, self.returned, results)
+
+    def is_read_after(self, value: int, end: int) -> bool:
+        """Whether anything from the operation `end` on reads what a value is stored in."""
+        return self.last_read.get(self.storage_of[value], -1) >= end
+
+
+class _Bundle:
+    """Operations from one on, extended as far as they may run together.
+
+    Attributes:
+      end: number of the operation behind it.
+      at_once: bytes that it reads, and of what it makes that are there at the same time.
+    """
+
+    def __init__(self, bundler: _Bundler, begin: int):
+        self._bundler = bundler
+        self.end = begin
+        self.at_once = 0
+        self._read_bytes = self._alive_bytes = self._most_alive_bytes = 0
+        self._work, self._equations = 0.0, 0
+        self._made: set[int] = set()  # storages
+        self._read: set[int] = set()
+        self._results: list[int] = []
+        self._add()
+
+    def extend(self) -> bool:
+        """Takes the next operation if it may be one of the bundle."""
+        bundler, number = self._bundler, self.end
+        if number == len(bundler.operations) or not bundler.small[number]:
+            return False
+        op = bundler.operations[number]
+        if self._work + bundler.work[number] > _TOGETHER:
             return False
         if self._equations + len(op.kernel.equations) > _EQUATIONS:
             return False
-        members = [self._operations[n] for n in self._open]
-        made = {self._storage_of[v] for m in members for v in m.results}
-        if any(self._flattener.is_part(v) and self._storage_of[v] in made for v in op.operands):
+        storage_of, is_part = bundler.storage_of, bundler.flattener.is_part
+        if any(storage_of[v] in self._made and is_part(v) for v in op.operands):
             return False
-        read = {self._storage_of[v] for m in (*members, op) for v in m.operands} - made
-        return len(read) <= _OPERANDS and self._at_once([*members, op]) <= self._most_at_once
+        self._add()
+        return len(self._read) <= _OPERANDS and self.at_once <= bundler.most_at_once
 
-    def _at_once(self, members: Iterable[RawOperation]) -> int:
-        """Bytes that a bundle reads or makes; results are taken for what they replace."""
-        storages = {self._storage_of[v] for m in members for v in (*m.operands, *m.results)}
-        avals = self._flattener.avals
-        return sum(costs.nbytes(avals[s]) for s in storages if s not in self._returned)
+    def _add(self) -> None:
+        bundler = self._bundler
+        op, storage_of = bundler.operations[self.end], bundler.storage_of
+        read = {storage_of[v] for v in op.operands} - self._made - self._read
+        made = {storage_of[v] for v in op.results} - self._made - self._read
+        self._read |= read
+        self._made |= made
+        self._results += op.results
+        self._work += bundler.work[self.end]
+        self._equations += len(op.kernel.equations)
+        self._read_bytes += sum(map(bundler.nbytes, read))
+        self._alive_bytes += sum(map(bundler.nbytes, made))
+        self._most_alive_bytes = max(self._most_alive_bytes, self._alive_bytes)
+        self.at_once = self._read_bytes + self._most_alive_bytes
+        # What is not read any more leaves its memory to what comes.
+        used = made | (self._made & {storage_of[v] for v in op.operands})
+        over = [s for s in used if bundler.last_read.get(s, -1) <= self.end]
+        self._alive_bytes -= sum(map(bundler.nbytes, over))
+        self.end += 1
+
+    def cost(self) -> float:
+        """What it takes to launch it and to pass its arrays."""
+        is_read_after, end = self._bundler.is_read_after, self.end
+        results = sum(is_read_after(v, end) for v in self._results)
+        return _LAUNCH + results + _OPERAND * len(self._read)
 
 
 def may_be_bundled(op: RawOperation) -> bool:

@@ -86,7 +86,7 @@ class Flattener:
         An input that is a reference stands for its contents; its last contents are an output, after
         those of the program, in the order of the inputs.
         """
-        inputs = [self._new(refs.contents_aval(v.aval)) for v in jaxpr.invars]
+        inputs = [self.new(refs.contents_aval(v.aval)) for v in jaxpr.invars]
         if self._calls_apart:
             given_bytes = sum(costs.nbytes(self.avals[n]) for n in inputs)
             self._small_stack_bytes = int(stacks.SMALL_SHARE * given_bytes)
@@ -119,7 +119,8 @@ class Flattener:
         kernel = self.cache.from_function(lambda x: x.copy(), [self.avals[number]])
         return self.emit(kernel, [number], anew=True)[0]
 
-    def _new(self, aval: Any, view_of: int | None = None, at_bytes: int = 0) -> int:
+    def new(self, aval: Any, view_of: int | None = None, at_bytes: int = 0) -> int:
+        """The number of a new value, with a storage of its own if it is no view."""
         number = len(self.avals)
         self.avals.append(aval)
         self.storages.append(number if view_of is None else self.storages[view_of])
@@ -129,7 +130,7 @@ class Flattener:
     def _constant(self, value: Any) -> int:
         number = self._constant_numbers.get(id(value))
         if number is None:
-            number = self._new(jaxprs.aval_of(value))
+            number = self.new(jaxprs.aval_of(value))
             self.fixed_outside.add(self.storages[number])
             self._constant_numbers[id(value)] = number
             self.constants.append((number, value))
@@ -179,7 +180,7 @@ class Flattener:
         sharing = self._calls_apart and not (anew or effectful)
         if sharing and (found := self._made.find(kernel, operands)) is not None:
             return found
-        results = [self._new(aval) for aval in kernel.out_avals]
+        results = [self.new(aval) for aval in kernel.out_avals]
         self.operations.append(
             RawOperation(kernel, tuple(operands), tuple(results), source, name_stack, effectful)
         )
@@ -236,7 +237,7 @@ class Flattener:
                     and self._may_view(first)
                     and self.can_lie_in_pool(out)
                 ):
-                    return [self._new(out, view_of=first)]
+                    return [self.new(out, view_of=first)]
         return self._operation(eqn, operands)
 
     def _of_reference(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
@@ -342,5 +343,5 @@ class Flattener:
         aval = self.avals[number]
         sliced = stacks.part_aval(aval)
         if self._may_view(number) and stacks.may_view_part(aval) and self.can_lie_in_pool(sliced):
-            return self._new(sliced, view_of=number, at_bytes=i * costs.nbytes(sliced))
+            return self.new(sliced, view_of=number, at_bytes=i * costs.nbytes(sliced))
         return self.emit(stacks.index_kernel(self.cache, aval), [number, self.position(i)])[0]

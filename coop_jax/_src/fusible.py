@@ -23,7 +23,7 @@ _CHEAP = frozenset(
     """
     add add_any sub mul neg one_minus_square max min abs sign square and or xor not select_n
     clamp eq ne lt le gt ge floor ceil round is_finite convert_element_type broadcast_in_dim
-    reshape squeeze expand_dims transpose iota slice rev copy copy_p stop_gradient real imag
+    reshape squeeze expand_dims transpose iota slice split rev copy copy_p stop_gradient real imag
     conj integer_pow shift_left shift_right_logical shift_right_arithmetic reduce_precision
     bitcast_convert_type
     """.split()

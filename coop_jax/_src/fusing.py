@@ -55,6 +55,9 @@ _INSIDE_BYTES = 1 << 16
 # What lives longer for so few operations hardly matters: what is read at once is bounded, too.
 _NEAR = 12
 
+# What is as large as what it is made of may be made so much later, in several places.
+_WITHIN = 48
+
 # So much may live longer whatever it saves; so far back is looked for what can be absorbed, too.
 _SLACK_BYTES = 1 << 12
 _LOOK_BACK = 6
@@ -242,9 +245,11 @@ class _Grouping:
             return False
         if sinks[-1] - number <= _NEAR and is_cheap(self.operations[number].kernel):
             return True
-        longer = self._longer(number, sinks[-1], _LOOK_BACK)
+        longer = sum(map(self._nbytes, self._longer(number, sinks[-1], _LOOK_BACK)))
         shorter = sum(map(self._nbytes, op.results))
-        return longer <= max(shorter, _SLACK_BYTES) if len(sinks) == 1 else longer < shorter
+        if len(sinks) == 1:
+            return longer <= max(shorter, _SLACK_BYTES)
+        return longer < shorter or (longer == shorter and sinks[-1] - number <= _WITHIN)
 
     def _outlasts_a_replacement(self, number: int, last: int) -> bool:
         """Whether a donated array would still be read after what replaces it was computed.
@@ -260,27 +265,29 @@ class _Grouping:
                     return True
         return False
 
-    def _longer(self, number: int, last: int, steps: int) -> int:
-        """Bytes that live longer if an operation runs as late as `last`.
+    def _longer(self, number: int, last: int, steps: int) -> set[int]:
+        """Storages that live longer if an operation runs as late as `last`.
 
         An operand that can be absorbed, too, costs no more than what it is made from.
         """
-        return sum(
-            self._operand_longer(storage, number, last, steps)
-            for storage in {self.storage_of[v] for v in self.operations[number].operands}
-        )
+        longer = set[int]()
+        for storage in {self.storage_of[v] for v in self.operations[number].operands}:
+            longer |= self._operand_longer(storage, number, last, steps)
+        return longer
 
-    def _operand_longer(self, storage: int, number: int, last: int, steps: int) -> int:
+    def _operand_longer(self, storage: int, number: int, last: int, steps: int) -> set[int]:
         if storage in self.lives_on or self._read_by_others(storage, number) >= last:
-            return 0
+            return set()
+        itself = {storage}
         maker = self.maker.get(storage, -1)
         if maker < 0 or steps == 0 or storage in self.parts:
-            return self._nbytes(storage)
+            return itself
         kernel = self.operations[maker].kernel
         copied = len(self.readers[storage]) > 1
         if not is_loop(kernel) or (copied and not is_cheap(kernel)):
-            return self._nbytes(storage)
-        return min(self._nbytes(storage), self._longer(maker, last, steps - 1))
+            return itself
+        made_from = self._longer(maker, last, steps - 1)
+        return itself if self._nbytes(storage) <= sum(map(self._nbytes, made_from)) else made_from
 
     def _read_by_others(self, storage: int, number: int) -> int:
         last = self.last_read[storage]

@@ -5,9 +5,8 @@ compiler makes the product and rearranges it, which takes up to as long again; w
 exchanged the same product comes out transposed. Each element is a sum of the same terms, though
 XLA may add them up in another order: as with all of fusion, the bits are those of this form.
 
-Model: a product that only a transposition reads, which puts dimensions of the first operand last.
-Products that are small enough for a bundle stay: they gain little, and bundles begin elsewhere
-where operations vanish, which decided whether a small BiLSTM fitted its budget.
+Model: a product that only a transposition reads, which puts dimensions of the first operand last,
+or a sum of such products.
 Thread rule: functions of their arguments; `flattener` is changed. Cost: linear in the operations.
 """
 
@@ -18,13 +17,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from coop_jax._src.bundling import SMALL
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.equations import Equation
 from coop_jax._src.fusible import has_narrow
 
 if TYPE_CHECKING:
     from coop_jax._src.flattening import Flattener, RawOperation
+
+_SUMS = ("add", "add_any")
 
 
 def oriented(
@@ -37,54 +37,119 @@ def oriented(
       flattener: whose values they are of; products may get results of another shape.
       outputs: values that are results of the program.
     """
-    storage_of, profile = flattener.storages, flattener.cache.profile
-    readers: dict[int, list[int]] = collections.defaultdict(list)
-    for number, op in enumerate(operations):
-        for value in op.operands:
-            readers[storage_of[value]].append(number)
-    returned = {storage_of[v] for v in outputs}
-    made: list[RawOperation | None] = list(operations)
-    for number, op in enumerate(operations):
-        product = _only(op, "dot_general")
-        if product is None or has_narrow(op.kernel):
-            continue
-        if profile.smallness(op.kernel.flops, op.kernel.moved_bytes) <= SMALL:
-            continue
-        (value,) = op.results
-        read_by = readers[storage_of[value]]
-        if len(read_by) != 1 or storage_of[value] in returned:
-            continue
-        reader = operations[read_by[0]]
-        transposition = _only(reader, "transpose")
-        if transposition is None or reader.operands != (value,):
-            continue
-        exchanged = _exchanged(product, op.kernel.in_avals, transposition.params["permutation"])
-        if exchanged is None:
-            continue
-        equation, permutation = exchanged
-        kernel = flattener.cache.kernel(
-            [equation], equation.results, op.kernel.in_avals, equation.out_avals
+    orienter = _Orienter(operations, flattener, outputs)
+    for number in range(len(operations)):
+        orienter.visit(number)
+    return [op for op in orienter.made if op is not None]
+
+
+class _Orienter:
+    """Exchanges operands of what transpositions read.
+
+    Attributes:
+      made: the operations; None for transpositions that are not needed any more.
+    """
+
+    def __init__(
+        self, operations: Sequence[RawOperation], flattener: Flattener, outputs: Sequence[int]
+    ):
+        self.made: list[RawOperation | None] = list(operations)
+        self._operations = operations
+        self._flattener = flattener
+        self._returned = {flattener.storages[v] for v in outputs}
+        self._reads: collections.Counter[int] = collections.Counter(
+            flattener.storages[v] for op in operations for v in op.operands
         )
-        if permutation == tuple(range(len(permutation))):
-            made[number] = dataclasses.replace(op, kernel=kernel, results=reader.results)
-            made[read_by[0]] = None
-            continue
-        made[number] = dataclasses.replace(op, kernel=kernel)
-        (flattener.avals[value],) = equation.out_avals
-        rest = dataclasses.replace(transposition, params={"permutation": permutation})
-        made[read_by[0]] = dataclasses.replace(
+        self._maker = {v: n for n, op in enumerate(operations) for v in op.results}
+
+    def visit(self, number: int) -> None:
+        """Looks at what an operation reads, if that is transposed."""
+        reader = self._operations[number]
+        transposition = _only(reader, ("transpose",))
+        if transposition is None:
+            return
+        (value,) = reader.operands
+        permutation = transposition.params["permutation"]
+        found = self._exchanged(value, permutation)
+        if found is None:
+            return
+        exchanged, rest = found
+        flattener = self._flattener
+        for made, equation in exchanged.items():
+            op = self._operations[made]
+            (result,) = op.results
+            flattener.avals[result] = equation.out_avals[0]
+            kernel = flattener.cache.kernel(
+                [equation],
+                equation.results,
+                [flattener.avals[v] for v in op.operands],
+                equation.out_avals,
+            )
+            self.made[made] = dataclasses.replace(op, kernel=kernel)
+        last = self._maker[value]
+        if rest == tuple(range(len(rest))):
+            top = self.made[last]
+            assert top is not None
+            self.made[last] = dataclasses.replace(top, results=reader.results)
+            self.made[number] = None
+            return
+        left = dataclasses.replace(transposition, params={"permutation": rest})
+        self.made[number] = dataclasses.replace(
             reader,
             kernel=flattener.cache.kernel(
-                [rest], rest.results, equation.out_avals, reader.kernel.out_avals
+                [left], left.results, [flattener.avals[value]], reader.kernel.out_avals
             ),
         )
-    return [op for op in made if op is not None]
+
+    def _exchanged(
+        self, value: int, permutation: Sequence[int]
+    ) -> tuple[dict[int, Equation], tuple[int, ...]] | None:
+        """What a value is made by, exchanged, by number and in order; how it is transposed then.
+
+        None where it is not a product, or a sum of products, that nothing else reads.
+        """
+        summed = self._summed(value)
+        if summed is None:
+            return None
+        equations: dict[int, Equation] = {}
+        rests = set[tuple[int, ...]]()
+        for number in summed:
+            op = self._operations[number]
+            (equation,) = op.kernel.equations
+            if equation.primitive.name in _SUMS:
+                first = equations[self._maker[op.operands[0]]]
+                equations[number] = dataclasses.replace(equation, out_avals=first.out_avals)
+                continue
+            found = _exchanged(equation, op.kernel.in_avals, permutation)
+            if found is None:
+                return None
+            equations[number], rest = found
+            rests.add(rest)
+        return (equations, rests.pop()) if len(rests) == 1 else None
+
+    def _summed(self, value: int) -> list[int] | None:
+        """Numbers of products and of the additions of them that make a value, in order."""
+        numbers, values = [], [value]
+        while values:
+            value = values.pop()
+            storage, number = self._flattener.storages[value], self._maker.get(value, -1)
+            if number < 0 or self._reads[storage] != 1 or storage in self._returned:
+                return None
+            op = self._operations[number]
+            if has_narrow(op.kernel):
+                return None
+            numbers.append(number)
+            if _only(op, _SUMS) is not None and len(op.operands) == 2:
+                values += op.operands
+            elif _only(op, ("dot_general",)) is None:
+                return None
+        return sorted(numbers)
 
 
-def _only(op: RawOperation, name: str) -> Equation | None:
-    """The one equation of an operation, if it is of that primitive."""
+def _only(op: RawOperation, names: Sequence[str]) -> Equation | None:
+    """The one equation of an operation, if it is of one of these primitives."""
     equations = op.kernel.equations
-    return equations[0] if len(equations) == 1 and equations[0].primitive.name == name else None
+    return equations[0] if len(equations) == 1 and equations[0].primitive.name in names else None
 
 
 def _exchanged(
