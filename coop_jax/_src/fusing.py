@@ -287,7 +287,8 @@ class _Grouping:
         if not is_loop(kernel) or (copied and not is_cheap(kernel)):
             return itself
         made_from = self._longer(maker, last, steps - 1)
-        return itself if self._nbytes(storage) <= sum(map(self._nbytes, made_from)) else made_from
+        # If they are as large, others may be made of the same.
+        return itself if self._nbytes(storage) < sum(map(self._nbytes, made_from)) else made_from
 
     def _read_by_others(self, storage: int, number: int) -> int:
         last = self.last_read[storage]
