@@ -5,13 +5,18 @@ long as it takes to start them. So operations of little work that follow each ot
 and return whatever is read later; unlike a fused operation, a bundle has several results and a
 recomputation computes all of them, which costs little by the same measure.
 
-What a bundle reads and makes stays within what the most demanding single operation does, and is a
-small part of what is in memory at the peak: small budgets still suffice, and what is evicted and
-recomputed is still chosen piece by piece. The order of operations stays as it is.
+Where bundles begin and end is chosen so that together they cost least: so much for each launch, for
+each result (which XLA writes in a loop of its own) and for each operand. So they end where little
+goes over: after a cell of a recurrent network rather than between its gates.
+
+What a bundle reads and holds at one time stays within what the most demanding single operation does,
+and is a small part of what is in memory at the peak: small budgets still suffice, and what is evicted
+and recomputed is still chosen piece by piece. The order of operations stays as it is.
 
 Where a program repeats itself, so do its bundles, give or take where they begin: there are no more
 different ones than a repetition has operations.
-Thread rule: functions of their arguments. Cost: linear in operations and their operands.
+Thread rule: functions of their arguments. Cost: linear in operations and their operands, times how
+many fit into a bundle.
 """
 
 from __future__ import annotations
