@@ -1,4 +1,4 @@
-"""What fusion makes of the steps of recurrent networks: of gates, their derivatives, their sums."""
+"""What is made of the steps of recurrent networks: of gates, derivatives, bundles, their plan."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax._src import bundling, program
+from coop_jax._src.instructions import Run, View
 
 WIDTH, ROWS = 32, 8
 
@@ -78,6 +79,35 @@ def test_steps_compute_what_they_did() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     smaller = coop_jax.run(jax.value_and_grad(loss), budget=0.85, fusion=True)
     assert_same_bits(smaller(*args), found)
+
+
+def test_what_no_instruction_mentions_has_no_place() -> None:
+    """Values are numbered from 0 on; a value that is made is there when it is read."""
+    budgeted = coop_jax.run(jax.grad(loss), budget=0.85, fusion=True)
+    budgeted(weights(), steps(12))
+    (signature,) = budgeted._signatures.values()
+    assert signature.program is not None
+    (plan,) = signature.plans.values()
+    assert plan.values <= len(signature.program.values)
+    assert len(plan.inputs) == len(signature.program.inputs)
+    assert len(plan.constants) == len(signature.program.constants)
+    there, mentioned = {*plan.inputs, *plan.constants}, {*plan.inputs, *plan.constants}
+    for instruction in plan.instructions:
+        if type(instruction) is Run:
+            assert there.issuperset(instruction.operands)
+            assert there.issuperset(instruction.forget)
+            there -= {*instruction.forget}
+            made = {v for v in instruction.results if v >= 0}
+        elif type(instruction) is View:
+            made = {instruction.value}
+        else:
+            assert there.issuperset(instruction.values)
+            there -= {*instruction.values}
+            made = set()
+        there |= made
+        mentioned |= made
+    assert there.issuperset(value for value, _, _ in plan.outputs)
+    assert mentioned == set(range(plan.values))
 
 
 def test_what_was_computed_just_before_is_one_value() -> None:
