@@ -9,9 +9,9 @@ Where bundles begin and end is chosen so that together they cost least: so much 
 each result (which XLA writes in a loop of its own) and for each operand. So they end where little
 goes over: after a cell of a recurrent network rather than between its gates.
 
-What a bundle reads and holds at one time stays within what the most demanding single operation does,
-and is a small part of what is in memory at the peak: small budgets still suffice, and what is evicted
-and recomputed is still chosen piece by piece. The order of operations stays as it is.
+What a bundle reads and holds at one time stays within what the most demanding single operation
+does, and is a small part of what is in memory at the peak: small budgets still suffice, and what is
+evicted and recomputed is still chosen piece by piece. The order of operations stays as it is.
 
 Where a program repeats itself, so do its bundles, give or take where they begin: there are no more
 different ones than a repetition has operations.
@@ -21,6 +21,7 @@ many fit into a bundle.
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -116,10 +117,15 @@ class _Bundler:
         return [self._bundled(begin, end) for begin, end in reversed(ends)]
 
     def _beginnings(self) -> list[int]:
-        """For each end the beginning of the bundle there, on the cheapest way that leads to it."""
+        """For each end the beginning of the bundle there, on the cheapest way that leads to it.
+
+        No bundle begins where as little leads further: what begins there reads more, at most.
+        """
         count = len(self.operations)
         least, beginnings = [0.0] + [math.inf] * count, [0] * (count + 1)
         for begin in range(count):
+            if min(least[begin + 1 : begin + 1 + _EQUATIONS]) <= least[begin]:
+                continue
             bundle = _Bundle(self, begin)
             while True:
                 total = least[begin] + bundle.cost()
@@ -131,12 +137,13 @@ class _Bundler:
 
     def _bundled(self, begin: int, end: int) -> RawOperation:
         members = self.operations[begin:end]
-        results = [v for op in members for v in op.results if self.is_read_after(v, end)]
+        results = [
+            v
+            for op in members
+            for v in op.results
+            if self.last_read.get(self.storage_of[v], -1) >= end
+        ]
         return merged(members, self.flattener, self.returned, results)
-
-    def is_read_after(self, value: int, end: int) -> bool:
-        """Whether anything from the operation `end` on reads what a value is stored in."""
-        return self.last_read.get(self.storage_of[value], -1) >= end
 
 
 class _Bundle:
@@ -155,7 +162,8 @@ class _Bundle:
         self._work, self._equations = 0.0, 0
         self._made: set[int] = set()  # storages
         self._read: set[int] = set()
-        self._results: list[int] = []
+        self._passed_on = 0  # results that are read behind it
+        self._last_reads: collections.Counter[int] = collections.Counter()  # of those
         self._add()
 
     def extend(self) -> bool:
@@ -181,7 +189,12 @@ class _Bundle:
         made = {storage_of[v] for v in op.results} - self._made - self._read
         self._read |= read
         self._made |= made
-        self._results += op.results
+        self._passed_on -= self._last_reads.pop(self.end, 0)
+        for value in op.results:
+            last = bundler.last_read.get(storage_of[value], -1)
+            if last > self.end:
+                self._passed_on += 1
+                self._last_reads[last] += 1
         self._work += bundler.work[self.end]
         self._equations += len(op.kernel.equations)
         self._read_bytes += sum(map(bundler.nbytes, read))
@@ -196,9 +209,7 @@ class _Bundle:
 
     def cost(self) -> float:
         """What it takes to launch it and to pass its arrays."""
-        is_read_after, end = self._bundler.is_read_after, self.end
-        results = sum(is_read_after(v, end) for v in self._results)
-        return _LAUNCH + results + _OPERAND * len(self._read)
+        return _LAUNCH + self._passed_on + _OPERAND * len(self._read)
 
 
 def may_be_bundled(op: RawOperation) -> bool:
