@@ -93,6 +93,23 @@ def test_the_gradient_of_what_is_concatenated_in_each_step() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+def test_what_is_found_late_is_made_early() -> None:
+    """The second parts are added once it is seen that they were transposed alike: the first were
+    added, and read, before that."""
+
+    def fn(x: jax.Array, y: jax.Array) -> Any:
+        (a, b), (c, d) = jnp.split(jnp.sin(x), 2), jnp.split(jnp.cos(y), 2)
+        first = jnp.sort(a + c)
+        second = jnp.sort(first @ first.T) @ first
+        return second, b.T + d.T
+
+    args = values(6, 5), values(6, 5, seed=1)
+    found = counts(fn, *args)
+    assert (found["split"], found["add"]) == (1, 1)
+    for a, b in zip(coop_jax.run(fn, fusion=True)(*args), fn(*args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
 OTHERWISE = [
     "returned",
     "read twice",
@@ -160,3 +177,34 @@ def test_random_sums(seed: int) -> None:
         jnp.asarray(np.random.default_rng(k).integers(-9, 9, shape), jnp.float32) for k in range(6)
     ]
     assert_same_bits(coop_jax.run(fn, fusion=True)(xs), fn(xs))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs(seed: int) -> None:
+    """Whole numbers, rearranged, added and read by others in any order."""
+    random_ = random.Random(seed)
+
+    def fn(xs: list[jax.Array]) -> Any:
+        values, sums = [jnp.abs(x) for x in xs], []
+        for _ in range(20):
+            x = random_.choice(values[-8:])
+            how = random_.randrange(6)
+            if how == 0:
+                values += jnp.split(x, 2) if x.shape[0] % 2 == 0 else [x[::-1]]
+            elif how == 1:
+                values.append(x.T)
+            elif how == 2:
+                values.append(jnp.sort(x, axis=0))
+            else:
+                alike = [y for y in values if y.shape == x.shape and y is not x]
+                if alike:
+                    sums.append(x + random_.choice(alike[-4:]))
+                    values.append(sums[-1])
+        return values[-4:], sums[-3:]
+
+    drawn = [np.random.default_rng(k).integers(-9, 9, (4, 4)) for k in range(3)]
+    xs = [jnp.asarray(x, jnp.float32) for x in drawn]
+    state = random_.getstate()
+    found = coop_jax.run(fn, fusion=True)(xs)
+    random_.setstate(state)
+    assert_same_bits(found, fn(xs))

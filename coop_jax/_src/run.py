@@ -160,7 +160,8 @@ class BudgetedFunction(Generic[P, R]):
             return around.call_run(self, args, kwargs)  # type: ignore[no-any-return]
         last, runtime = self._last, self._runtime
         leaves = last.leaves(args, kwargs, self._donate, self._static) if last else None
-        if last and runtime and leaves and (known := known_calls(runtime, last.signature)):
+        known = known_calls(runtime, last.signature) if last and runtime else None
+        if last and runtime and known and leaves is not None:
             with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
                 outputs = known.repeat(leaves, interrupts)
             if outputs is not None:

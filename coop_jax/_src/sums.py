@@ -110,8 +110,10 @@ class _Gatherer:
         )
         results = tuple(op.results[0] for op in additions)
         rearranged = dataclasses.replace(right, operands=(total,), results=results)
+        # Some may have been read before it was seen that all of them are alike.
+        earliest = min(additions, key=lambda op: self._at[id(op)])
         for op in (left, right, *additions):
-            self._replace(op, [gathered, rearranged] if op is addition else [])
+            self._replace(op, [gathered, rearranged] if op is earliest else [])
         return gathered
 
     def _terms(self, op: RawOperation) -> tuple[RawOperation, RawOperation] | None:
