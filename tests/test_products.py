@@ -154,6 +154,19 @@ def test_a_sum_of_others_too_stays(which: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, results, fn(*args))
 
 
+def test_products_of_a_sum_that_would_come_out_otherwise_stay() -> None:
+    def fn(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> jax.Array:
+        # Exchanged, the first is as it is read, the second is not.
+        total = lax.dot_general(a, b, (((1,), (0,)), ((), ())))
+        total += lax.dot_general(c, d, (((2,), (0,)), ((), ())))
+        return total.transpose(1, 2, 0)
+
+    args = numbers(3, 2), numbers(2, 4, 5, seed=1), numbers(3, 4, 2, seed=2), numbers(2, 5, seed=3)
+    equations, result = equations_of(fn, *args)
+    assert "transpose" in [e.primitive.name for e in equations]
+    np.testing.assert_array_equal(result, fn(*args))
+
+
 def test_long_sums() -> None:
     def fn(a: jax.Array, b: jax.Array) -> jax.Array:
         total = (a @ b).T

@@ -161,6 +161,13 @@ def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.Mo
         while found.end < end:
             if not bundler.small[begin] or not found.extend():
                 return None
+        members, storages = operations[begin:end], flattener.storages
+        made = {storages[v] for op in members for v in op.results}
+        later = {storages[v] for op in operations[end:] for v in op.operands}
+        later |= {storages[v] for v in outputs}
+        read = {storages[v] for op in members for v in op.operands} - made
+        launch, operand = bundling._LAUNCH, bundling._OPERAND
+        assert found.cost() == launch + len(made & later) + operand * len(read)
         return found.cost()
 
     def total(cuts: tuple[int, ...]) -> float | None:

@@ -117,6 +117,8 @@ OTHERWISE = [
     "crosswise",
     "another split",
     "with itself",
+    "in another shape",
+    "the other way round",
 ]
 
 
@@ -135,9 +137,13 @@ def test_what_is_read_otherwise_stays(which: str) -> None:
         if which == "another split":
             c = jnp.split(jnp.cos(y), [4])
             return a[0] + c[0][:3], a[1][:2] + c[1]
+        if which == "in another shape":  # a view of a part, where it is large enough to be one
+            return a[0] + b[0], a[1].reshape(-1) + b[1].reshape(-1)
+        if which == "the other way round":  # of two NaNs the first one's bits stay
+            return a[0] + b[0], b[1] + a[1]
         return a[0] + a[1], b[0] + b[1]
 
-    args = values(6, 5), values(6, 5, seed=1)
+    args = values(6, 500), values(6, 500, seed=1)
     budgeted = coop_jax.run(fn, fusion=True)
     for a, b in zip(budgeted(*args), fn(*args), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
