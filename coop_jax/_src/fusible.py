@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from coop_jax._src import primitives
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from coop_jax._src.equations import Equation
     from coop_jax._src.flattening import RawOperation
     from coop_jax._src.kernels import Kernel
 
@@ -33,6 +36,8 @@ REDUCTIONS = frozenset(
     reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin
     """.split()
 )
+SUMS = frozenset(("add", "add_any"))
+
 # XLA's CPU compiler aborts the process on some operations on these that it can do among others (a
 # `concatenate` of int2 by itself), so how the user grouped them is left as it is.
 _NARROW = frozenset(("int1", "uint1", "int2", "uint2", "int4", "uint4"))
@@ -82,3 +87,9 @@ def is_narrow(aval: Any) -> bool:
 def is_cheap(kernel: Kernel) -> bool:
     """Whether XLA computes a kernel again where it is read, rather than store it."""
     return all(e.primitive.name in _CHEAP for e in kernel.equations)
+
+
+def only_equation(op: RawOperation, names: Container[str]) -> Equation | None:
+    """The one equation of an operation, if it is of one of these primitives."""
+    equations = op.kernel.equations
+    return equations[0] if len(equations) == 1 and equations[0].primitive.name in names else None

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.equations import Equation
-from coop_jax._src.fusible import has_narrow
+from coop_jax._src.fusible import SUMS, has_narrow, only_equation
 
 if TYPE_CHECKING:
     from coop_jax._src.flattening import Flattener, RawOperation
-
-_SUMS = ("add", "add_any")
 
 
 def oriented(
@@ -65,7 +63,7 @@ class _Orienter:
     def visit(self, number: int) -> None:
         """Looks at what an operation reads, if that is transposed."""
         reader = self._operations[number]
-        transposition = _only(reader, ("transpose",))
+        transposition = only_equation(reader, ("transpose",))
         if transposition is None:
             return
         (value,) = reader.operands
@@ -116,7 +114,7 @@ class _Orienter:
         for number in summed:
             op = self._operations[number]
             (equation,) = op.kernel.equations
-            if equation.primitive.name in _SUMS:
+            if equation.primitive.name in SUMS:
                 first = equations[self._maker[op.operands[0]]]
                 equations[number] = dataclasses.replace(equation, out_avals=first.out_avals)
                 continue
@@ -139,17 +137,11 @@ class _Orienter:
             if has_narrow(op.kernel):
                 return None
             numbers.append(number)
-            if _only(op, _SUMS) is not None and len(op.operands) == 2:
+            if only_equation(op, SUMS) is not None and len(op.operands) == 2:
                 values += op.operands
-            elif _only(op, ("dot_general",)) is None:
+            elif only_equation(op, ("dot_general",)) is None:
                 return None
         return sorted(numbers)
-
-
-def _only(op: RawOperation, names: Sequence[str]) -> Equation | None:
-    """The one equation of an operation, if it is of one of these primitives."""
-    equations = op.kernel.equations
-    return equations[0] if len(equations) == 1 and equations[0].primitive.name in names else None
 
 
 def _exchanged(

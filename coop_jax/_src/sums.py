@@ -17,13 +17,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from coop_jax._src.fusible import has_narrow
+from coop_jax._src.fusible import SUMS, has_narrow, only_equation
 
 if TYPE_CHECKING:
     from coop_jax._src.flattening import Flattener, RawOperation
 
 _REARRANGES = frozenset(("split", "transpose", "rev"))
-_SUMS = frozenset(("add", "add_any"))
 
 
 def gathered(
@@ -118,12 +117,12 @@ class _Gatherer:
 
     def _terms(self, op: RawOperation) -> tuple[RawOperation, RawOperation] | None:
         """What makes the terms of an addition, if both rearrange in the same way."""
-        if not _is_one_of(op, _SUMS) or len(op.operands) != 2 or has_narrow(op.kernel):
+        if only_equation(op, SUMS) is None or len(op.operands) != 2 or has_narrow(op.kernel):
             return None
         left, right = (self._maker.get(v) for v in op.operands)
         if left is None or right is None or left is right:
             return None
-        if not _is_one_of(left, _REARRANGES) or left.kernel.key != right.kernel.key:
+        if only_equation(left, _REARRANGES) is None or left.kernel.key != right.kernel.key:
             return None
         return left, right
 
@@ -133,7 +132,7 @@ class _Gatherer:
         for pair in zip(left.results, right.results, strict=True):
             readers = [self._only_reader(v) for v in pair]
             op = readers[0]
-            if op is None or op is not readers[1] or not _is_one_of(op, _SUMS):
+            if op is None or op is not readers[1] or only_equation(op, SUMS) is None:
                 return None
             if op.operands != pair:
                 return None
@@ -145,9 +144,3 @@ class _Gatherer:
             return None
         readers = self._readers[value]
         return readers[0] if len(readers) == 1 else None
-
-
-def _is_one_of(op: RawOperation, names: frozenset[str]) -> bool:
-    """Whether an operation is one equation, of one of these primitives."""
-    equations = op.kernel.equations
-    return len(equations) == 1 and equations[0].primitive.name in names and not op.effectful
