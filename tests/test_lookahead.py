@@ -89,7 +89,7 @@ def test_searching_finds_better_plans_and_never_worse_ones(name: str) -> None:
         if c.feasible:
             assert c.peak_bytes <= (c.budget_bytes or 0)
     fit = [(a.overhead, c.overhead) for a, c in zip(own, more, strict=True) if a.feasible]
-    assert sum(c for _, c in fit) < 0.9 * sum(a for a, _ in fit)
+    assert sum(c for _, c in fit) < 0.95 * sum(a for a, _ in fit)
 
 
 @pytest.mark.parametrize("cores", [1, 3])
