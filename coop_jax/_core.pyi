@@ -524,7 +524,9 @@ def operation_key(
 class PreparedOperations:
     """Prepared operations by their keys. See cc/python/operation_key.h."""
 
-    def __init__(self, literals: frozenset[type], constant: type) -> None: ...
+    def __init__(
+        self, literals: frozenset[type], constant: type, literal_array: type
+    ) -> None: ...
     def find(
         self,
         operand_key: Callable[[Any], Hashable],
@@ -597,7 +599,9 @@ class SessionCore(Engine):
     def alias(self, storage: int, aval: Any, key: int) -> Value:
         """Return another value over the same storage."""
 
-    def put(self, storage: int, array: Any, key: int) -> None: ...
+    def put(self, storage: int, array: Any, key: int, offset: int = -1) -> None:
+        """Hold an array for a storage; `offset`: in the pool, -1 if outside or not known."""
+
     def holds(self, storage: int) -> bool: ...
     def array_of(self, session: Any, storage: int, key: int) -> Any: ...
     def note_outside(self, storage: int, nbytes: int) -> None: ...

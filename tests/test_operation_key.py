@@ -63,7 +63,7 @@ def test_the_short_way_agrees_with_the_full_key() -> None:
     constants = [LiteralValue(1.0, jax.core.ShapedArray((), jnp.float32)) for _ in range(2)]
     typed = [kind(1, np.dtype(jnp.float32)) for kind in jaxprs.WEAK_LITERALS]
     contexts = [None, object(), object()]
-    table = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+    table = _core.PreparedOperations(*KINDS)
     prepared: dict[Any, object] = {}
 
     def some_operand() -> Any:
@@ -94,7 +94,7 @@ def test_the_short_way_agrees_with_the_full_key() -> None:
 
 
 def test_many_operands_are_found_too() -> None:
-    table = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+    table = _core.PreparedOperations(*KINDS)
     for count in (10, 1000, 5000):
         params = {"places": (None,) * count}
         operands = [np.float32(1)] * 3
@@ -106,7 +106,7 @@ def test_many_operands_are_found_too() -> None:
 
 
 def test_what_has_no_hash_is_not_known() -> None:
-    table = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+    table = _core.PreparedOperations(*KINDS)
     found = table.find(operand_key, jax.lax.add_p, [], {"axes": []}, None, _NOTHING)
     assert found is _NOTHING
     with pytest.raises(TypeError, match="unhashable"):
@@ -114,7 +114,7 @@ def test_what_has_no_hash_is_not_known() -> None:
 
 
 def test_what_is_cleared_is_forgotten() -> None:
-    table = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+    table = _core.PreparedOperations(*KINDS)
     call = (operand_key, jax.lax.neg_p, [2.0], {}, None)
     table[_core.operation_key(*call)] = None
     for _ in range(2):

@@ -1,6 +1,6 @@
 #include "cc/core/block_list.h"
 
-#include <algorithm>
+#include <vector>
 
 #include "cc/core/check.h"
 
@@ -10,7 +10,7 @@ BlockList::BlockList(int64_t capacity_bytes, int64_t alignment_bytes)
     : capacity_bytes_(capacity_bytes & ~(alignment_bytes - 1)), alignment_bytes_(alignment_bytes) {
   if (capacity_bytes_ == 0) return;
   scalars_.first = NewBlock({0, capacity_bytes_, kNone, kNone, kFreeBlock});
-  free_.insert({0, scalars_.first});
+  free_.Insert({0, capacity_bytes_, scalars_.first});
 }
 
 BlockId BlockList::NewBlock(const Block& block) {
@@ -26,25 +26,6 @@ void BlockList::Recycle(BlockId block) {
   scalars_.recycled = block;
 }
 
-BlockId BlockList::FindFree(int64_t bytes, Side side) const {
-  if (side == Side::kLeft) {
-    for (const auto& [offset, block] : free_) {
-      if (blocks_[block].bytes >= bytes) return block;
-    }
-  } else {
-    for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
-      if (blocks_[it->second].bytes >= bytes) return it->second;
-    }
-  }
-  return kNone;
-}
-
-int64_t BlockList::LargestFreeBytes() const {
-  int64_t largest = 0;
-  for (const auto& [offset, block] : free_) largest = std::max(largest, blocks_[block].bytes);
-  return largest;
-}
-
 int64_t BlockList::AdjacentFreeBytes(BlockId block) const {
   const Block& b = blocks_[block];
   int64_t bytes = 0;
@@ -53,21 +34,12 @@ int64_t BlockList::AdjacentFreeBytes(BlockId block) const {
   return bytes;
 }
 
-void BlockList::Reindex(BlockId block, int64_t old_offset) {
-  // Moves the node instead of allocating a new one: this is the usual allocation without pressure.
-  auto position = free_.find({old_offset, block});
-  auto hint = std::next(position);
-  auto node = free_.extract(position);
-  node.value().first = blocks_[block].offset;
-  free_.insert(hint, std::move(node));
-}
-
 BlockId BlockList::Take(BlockId free_block, int64_t bytes, Side side, int32_t holder) {
   const Block whole = blocks_[free_block];
   Check(whole.is_free() && whole.bytes >= bytes && bytes > 0, "only free blocks are taken");
   scalars_.held_bytes += bytes;
   if (whole.bytes == bytes) {
-    free_.erase({whole.offset, free_block});
+    free_.Erase(whole.offset);
     blocks_.Mutable(free_block).holder = holder;
     return free_block;
   }
@@ -91,6 +63,7 @@ BlockId BlockList::Take(BlockId free_block, int64_t bytes, Side side, int32_t ho
   rest.bytes -= bytes;
   rest.next = taken;
   if (whole.next != kNone) blocks_.Mutable(whole.next).previous = taken;
+  Reindex(free_block, whole.offset);
   return taken;
 }
 
@@ -98,10 +71,8 @@ BlockId BlockList::TakeAt(int64_t offset, int64_t bytes, int32_t holder) {
   if (offset < 0 || bytes <= 0 || offset > capacity_bytes_ || bytes > capacity_bytes_ - offset) {
     return kNone;
   }
-  // The last free block that begins at or before the place.
-  auto it = free_.upper_bound({offset, INT32_MAX});
-  if (it == free_.begin()) return kNone;
-  const BlockId found = std::prev(it)->second;
+  const BlockId found = free_.AtOrBefore(offset);
+  if (found == kNone) return kNone;
   const int64_t before = offset - blocks_[found].offset;
   if (before + bytes > blocks_[found].bytes) return kNone;
   if (before == 0) return Take(found, bytes, Side::kLeft, holder);
@@ -120,7 +91,7 @@ BlockId BlockList::Free(BlockId block) {
   const bool merge_right = freed.next != kNone && blocks_[freed.next].is_free();
   if (!merge_left && !merge_right) {
     blocks_.Mutable(block).holder = kFreeBlock;
-    free_.insert({freed.offset, block});
+    free_.Insert({freed.offset, freed.bytes, block});
     return block;
   }
   if (!merge_left) {  // the right neighbour grows to the left
@@ -144,13 +115,14 @@ BlockId BlockList::Free(BlockId block) {
     const Block right = blocks_[freed.next];
     gained += right.bytes;
     after = right.next;
-    free_.erase({right.offset, freed.next});
+    free_.Erase(right.offset);
     Recycle(freed.next);
   }
   Block& left = blocks_.Mutable(freed.previous);
   left.bytes += gained;
   left.next = after;
   if (after != kNone) blocks_.Mutable(after).previous = freed.previous;
+  Reindex(freed.previous, left.offset);
   Recycle(block);
   return freed.previous;
 }
@@ -158,15 +130,16 @@ BlockId BlockList::Free(BlockId block) {
 void BlockList::Rollback(const MarkPoint& mark) {
   blocks_.Rollback(mark.log);
   scalars_ = mark.scalars;
-  free_.clear();
+  free_.Clear();
   for (BlockId b = first(); b != kNone; b = blocks_[b].next) {
-    if (blocks_[b].is_free()) free_.insert(free_.end(), {blocks_[b].offset, b});
+    if (blocks_[b].is_free()) free_.Insert({blocks_[b].offset, blocks_[b].bytes, b});
   }
 }
 
 void BlockList::Validate() const {
   int64_t end = 0;
   int64_t held_bytes = 0;
+  const std::vector<FreeIndex::Entry> listed = free_.Entries();
   size_t free_count = 0;
   bool previous_free = false;
   BlockId previous = kNone;
@@ -181,8 +154,10 @@ void BlockList::Validate() const {
     Check(!(previous_free && block.is_free()), "free neighbours are merged");
     Check(block.holder != kScratchBlock, "scratch blocks do not outlive their run");
     if (block.is_free()) {
-      ++free_count;
-      Check(free_.contains({block.offset, b}), "the free index holds every free block");
+      Check(free_count < listed.size(), "the free index holds every free block");
+      const FreeIndex::Entry& entry = listed[free_count++];
+      Check(entry.offset == block.offset && entry.bytes == block.bytes && entry.block == b,
+            "the free index knows the free blocks");
     } else {
       held_bytes += block.bytes;
     }
@@ -191,7 +166,8 @@ void BlockList::Validate() const {
     previous = b;
   }
   Check(end == capacity_bytes_, "blocks cover the pool");
-  Check(free_.size() == free_count, "the free index holds nothing but free blocks");
+  free_.Validate();
+  Check(listed.size() == free_count, "the free index holds nothing but free blocks");
   Check(held_bytes == scalars_.held_bytes, "the held bytes are those of the held blocks");
   for (BlockId b = scalars_.recycled; b != kNone; b = blocks_[b].next) ++visited;
   Check(visited == blocks_.count(), "every block is listed or recycled");
@@ -203,7 +179,7 @@ uint64_t BlockList::Fingerprint(uint64_t hash) const {
     const Block& block = blocks_[b];
     hash = HashValues(hash, block.offset, block.bytes, block.previous, block.next, block.holder);
   }
-  for (const auto& [offset, block] : free_) hash = HashValues(hash, offset, block);
+  for (const auto& [offset, bytes, block] : free_.Entries()) hash = HashValues(hash, offset, block);
   return hash;
 }
 

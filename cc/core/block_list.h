@@ -5,17 +5,15 @@
 // vector; ids of merged blocks are recycled.
 // Invariants: block.offset + block.bytes == next.offset; no two neighbours are free; all offsets
 // and sizes are multiples of the alignment; the free index holds exactly the free blocks.
-// Thread rule: one thread at a time. Complexity: O(log free blocks) to split or free; first fit is
-// O(free blocks).
+// Thread rule: one thread at a time. Complexity: that of the free index to split, free and find.
 // Source: paper section 3.2 (memory pool); the two ends: section 3.4.
 #ifndef COOP_CORE_BLOCK_LIST_H_
 #define COOP_CORE_BLOCK_LIST_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <set>
-#include <utility>
 
+#include "cc/core/free_index.h"
 #include "cc/core/journal.h"
 #include "cc/core/types.h"
 #include "cc/core/window.h"
@@ -52,8 +50,10 @@ class BlockList {
   [[nodiscard]] int32_t id_count() const { return blocks_.count(); }
 
   // First free block of at least `bytes` from that side; kNone if there is none.
-  [[nodiscard]] BlockId FindFree(int64_t bytes, Side side) const;
-  [[nodiscard]] int64_t LargestFreeBytes() const;
+  [[nodiscard]] BlockId FindFree(int64_t bytes, Side side) const {
+    return free_.First(bytes, side);
+  }
+  [[nodiscard]] int64_t LargestFreeBytes() const { return free_.LargestBytes(); }
   // Free bytes in the blocks beside this one.
   [[nodiscard]] int64_t AdjacentFreeBytes(BlockId block) const;
 
@@ -82,11 +82,12 @@ class BlockList {
   [[nodiscard]] uint64_t Fingerprint(uint64_t hash) const;
 
  private:
-  using FreeIndex = std::set<std::pair<int64_t, BlockId>>;  // offset, block
-
   BlockId NewBlock(const Block& block);
   void Recycle(BlockId block);
-  void Reindex(BlockId block, int64_t old_offset);
+  // A free block is not where, or as large as, it was.
+  void Reindex(BlockId block, int64_t old_offset) {
+    free_.Change(old_offset, blocks_[block].offset, blocks_[block].bytes);
+  }
 
   int64_t capacity_bytes_;
   int64_t alignment_bytes_;

@@ -13,7 +13,7 @@ namespace coop::python {
 namespace {
 
 // What a word that is no address says of those that follow; no object lies so low.
-enum Tag : uint64_t { kInteger = 1, kFloat, kTuple, kValue, kLiteral, kConstant, kOther };
+enum Tag : uint64_t { kInteger = 1, kFloat, kTuple, kValue, kLiteral, kScalar, kConstant, kOther };
 
 }  // namespace
 
@@ -106,6 +106,10 @@ bool PreparedOperations::Read(nb::handle operand_key, nb::handle primitive, nb::
                1) {
       words->Add(kLiteral | where);
       words->AddObject(x.attr("dtype"));
+    } else if (scalars_.Has(x)) {
+      const ScalarArrays::Kind kind = ScalarArrays::KindOf(x);
+      words->Add(kScalar | where | static_cast<uint64_t>(kind.weak_type) << 32);
+      words->AddObject(kind.dtype);
     } else if (x.type().is(constant_)) {
       words->Add(kConstant | where);
       words->AddObject(x);
@@ -148,6 +152,7 @@ nb::object PreparedOperations::Find(nb::handle operand_key, nb::handle primitive
   const Sequence given(operands);
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i].type().is(constant_)) alive.append(given[i]);
+    if (scalars_.Has(given[i])) alive.append(ScalarArrays::KindOf(given[i]).dtype);
   }
   std::vector<Entry> gone;  // what letting go of them runs may come back here
   if (recent_count_ >= kMostRecent) {
@@ -199,6 +204,7 @@ void PreparedOperations::Set(nb::handle key, nb::handle prepared) {
 void PreparedOperations::Clear() {
   const std::vector<Entry> gone = std::exchange(recent_, {});
   recent_count_ = 0;
+  scalars_.Clear();
   prepared_.clear();
 }
 
@@ -207,7 +213,8 @@ void BindOperationKey(nb::module_& module) {
              nb::arg("operands"), nb::arg("params"), nb::arg("context").none());
 
   nb::class_<PreparedOperations>(module, "PreparedOperations", "Prepared operations by their keys.")
-      .def(nb::init<nb::frozenset, nb::object>(), nb::arg("literals"), nb::arg("constant"))
+      .def(nb::init<nb::frozenset, nb::object, nb::object>(), nb::arg("literals"),
+           nb::arg("constant"), nb::arg("literal_array"))
       .def(
           "find",
           [](PreparedOperations& self, nb::handle operand_key, nb::handle primitive,

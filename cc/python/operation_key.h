@@ -24,6 +24,8 @@
 #include <utility>
 #include <vector>
 
+#include "cc/python/scalar_arrays.h"
+
 namespace coop::python {
 
 // `operand_key` answers for operands that are no Values: a hashable.
@@ -61,8 +63,12 @@ class PreparedOperations {
  public:
   // `literals`: types of operands whose key is that of their attribute `dtype`, an object that they
   // hold. `constant`: the type of operands that are never changed and come again as they are.
-  PreparedOperations(nanobind::frozenset literals, nanobind::object constant)
-      : literals_(std::move(literals)), constant_(std::move(constant)) {}
+  // `literal_array`: that of ScalarArrays.
+  PreparedOperations(nanobind::frozenset literals, nanobind::object constant,
+                     nanobind::object literal_array)
+      : literals_(std::move(literals)),
+        constant_(std::move(constant)),
+        scalars_(std::move(literal_array)) {}
 
   // What is prepared for such an operation, None for one that is to be taken apart; invalid if it
   // is not known.
@@ -75,6 +81,7 @@ class PreparedOperations {
   void Set(nanobind::handle key, nanobind::handle prepared);
   void Clear();
   [[nodiscard]] size_t size() const { return prepared_.size(); }
+  [[nodiscard]] ScalarArrays& scalars() { return scalars_; }
 
  private:
   static constexpr size_t kMostRecent = 4096;
@@ -97,6 +104,7 @@ class PreparedOperations {
 
   nanobind::frozenset literals_;
   nanobind::object constant_;
+  ScalarArrays scalars_;
   nanobind::dict prepared_;    // by full key
   std::vector<Entry> recent_;  // by hash, from there on; at most half full, its size a power of two
   size_t recent_count_ = 0;

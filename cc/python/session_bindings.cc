@@ -118,7 +118,8 @@ void BindSession(nb::module_& module) {
       .def("new_value", &SessionCore::NewValue, nb::arg("storage"), nb::arg("aval").none(),
            nb::arg("key"))
       .def("alias", &SessionCore::Alias, nb::arg("storage"), nb::arg("aval"), nb::arg("key"))
-      .def("put", &SessionCore::Put, nb::arg("storage"), nb::arg("array"), nb::arg("key"))
+      .def("put", &SessionCore::Put, nb::arg("storage"), nb::arg("array"), nb::arg("key"),
+           nb::arg("offset") = -1)
       .def("holds", &SessionCore::Holds, nb::arg("storage"))
       .def("array_of", &SessionCore::ArrayOf, nb::arg("session"), nb::arg("storage"),
            nb::arg("key"))

@@ -18,8 +18,8 @@ namespace {
 // are recognised in Python.
 bool IsNumber(nb::handle x) { return PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr()); }
 
-// NumPy's arrays without dimensions, JAX's literals included: given every time, too, but as they
-// are now; whoever has them may write into them.
+// NumPy's arrays without dimensions: given every time, too, but as they are now; whoever has them
+// may write into them.
 bool IsScalarArray(nb::handle x, nb::handle ndarray) {
   return PyObject_TypeCheck(x.ptr(), reinterpret_cast<PyTypeObject*>(ndarray.ptr())) != 0 &&
          nb::cast<int64_t>(x.attr("ndim")) == 0;
@@ -121,8 +121,9 @@ std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prep
     const nb::handle x = given[static_cast<size_t>(position)];
     nb::handle value = x;
     if (!IsValue(x) && !IsNumber(x)) {
-      nb::object own =
-          IsScalarArray(x, ndarray_) ? x.attr("copy")() : session.attr("_on_operand")(x);
+      nb::object own = prepared_.scalars().Has(x)   ? prepared_.scalars().CopyOf(x)
+                       : IsScalarArray(x, ndarray_) ? x.attr("copy")()
+                                                    : session.attr("_on_operand")(x);
       if (!own.is_none()) value = made.emplace_back(std::move(own));
     }
     if (IsValue(value)) {

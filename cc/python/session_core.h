@@ -128,7 +128,8 @@ class SessionCore : public PyEngine {
   [[nodiscard]] nanobind::object NewValue(StorageId storage, nanobind::handle aval, int32_t key);
   // Another value over the same storage.
   [[nodiscard]] nanobind::object Alias(StorageId storage, nanobind::handle aval, int32_t key);
-  void Put(StorageId storage, nanobind::object array, int32_t key);
+  // `offset`: where the array lies in the pool; -1: outside, or it is asked when that is needed.
+  void Put(StorageId storage, nanobind::object array, int32_t key, int64_t offset = -1);
   [[nodiscard]] bool Holds(StorageId storage) const;
   // The session's own: others get another array over the same memory, or a copy.
   [[nodiscard]] nanobind::object ArrayOf(nanobind::handle session, StorageId storage, int32_t key);

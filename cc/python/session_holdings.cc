@@ -29,11 +29,12 @@ SessionCore::Held& SessionCore::HeldOf(StorageId storage) {
   return held_[static_cast<size_t>(storage)];
 }
 
-void SessionCore::Put(StorageId storage, nb::object array, int32_t key) {
+void SessionCore::Put(StorageId storage, nb::object array, int32_t key, int64_t offset) {
   Held& held = HeldOf(storage);
   held.array = std::move(array);
   held.key = key;
-  held.offset = held.place = -1;
+  held.offset = offset;
+  held.place = -1;
 }
 
 bool SessionCore::Holds(StorageId storage) const {

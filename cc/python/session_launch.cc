@@ -108,10 +108,9 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
     // the pool, still there.
     const StorageId storage = recompute ? placements[k].storage : recipe.outputs[k];
     if (storage == kNone || (recompute && placements[k].offset < 0 && Holds(storage))) continue;
-    Put(storage, nb::borrow(arrays[i]), prepared.out_keys[k]);
-    if (!fast) continue;
-    Held& held = HeldOf(storage);
-    held.offset = held.place = placements[k].offset;
+    const int64_t offset = fast ? placements[k].offset : -1;
+    Put(storage, nb::borrow(arrays[i]), prepared.out_keys[k], offset);
+    HeldOf(storage).place = offset;
   }
 }
 

@@ -61,7 +61,7 @@ class Externals:
         if foreign is not None:
             value = core.alias(foreign.storage, aval, key)
             if not core.holds(foreign.storage):
-                core.put(foreign.storage, self._own(array), key)
+                core.put(foreign.storage, self._own(array), key, offset)
         else:
             nbytes = costs.nbytes(aval)
             if core.live_operations:  # before that there is nothing to make room of

@@ -196,7 +196,9 @@ class KernelCache:
         self.lock = threading.RLock()
         self.compilations = 0
         # The session's, bounded by it.
-        self.prepared = _core.PreparedOperations(jaxprs.WEAK_LITERALS, LiteralValue)
+        self.prepared = _core.PreparedOperations(
+            jaxprs.WEAK_LITERALS, LiteralValue, jaxprs.LITERAL_ARRAY
+        )
         self._kernels: dict[Hashable, Kernel] = {}
 
     def kernel(

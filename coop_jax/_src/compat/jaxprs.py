@@ -34,6 +34,9 @@ Tracer = _core.Tracer
 # Python scalars as JAX canonicalises them: weakly typed, with their dtype as an attribute.
 WEAK_LITERALS = frozenset({_literals.TypedInt, _literals.TypedFloat, _literals.TypedComplex})
 
+# NumPy's arrays with an abstract value, as JAX makes them of others before it hands them out.
+LITERAL_ARRAY = _literals.TypedNdArray
+
 # Calls whose body is simply run in place of the call, and the parameter that holds the body.
 _CALLS = {
     "jit": "jaxpr",
