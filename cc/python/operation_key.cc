@@ -5,7 +5,7 @@
 
 #include "cc/core/check.h"
 #include "cc/python/objects.h"
-#include "cc/python/session_core.h"
+#include "cc/python/value.h"
 
 namespace nb = nanobind;
 
@@ -25,7 +25,7 @@ nb::object OperationKey(nb::handle operand_key, nb::handle primitive, nb::handle
   bool repeated = false;
   for (size_t i = 0; i < count; ++i) {
     const nb::handle x = given[i];
-    nb::object key = IsValue(x) ? Steal(PyLong_FromLong(nb::inst_ptr<Value>(x)->key))
+    nb::object key = IsValue(x) ? Steal(PyLong_FromLong(ValueOf(x).key))
                                 : nb::steal(PyObject_CallOneArg(operand_key.ptr(), x.ptr()));
     if (!key.is_valid()) nb::raise_python_error();
     PyTuple_SET_ITEM(keys.ptr(), static_cast<Py_ssize_t>(i), key.release().ptr());
@@ -100,7 +100,7 @@ bool PreparedOperations::Read(nb::handle operand_key, nb::handle primitive, nb::
     while (!given[first].is(x)) ++first;
     const uint64_t where = static_cast<uint64_t>(first) << 8;
     if (IsValue(x)) {
-      const auto key = static_cast<uint32_t>(nb::inst_ptr<Value>(x)->key);
+      const auto key = static_cast<uint32_t>(ValueOf(x).key);
       words->Add(kValue | where | static_cast<uint64_t>(key) << 32);
     } else if (PySet_Contains(literals_.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(x.ptr()))) ==
                1) {

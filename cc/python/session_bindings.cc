@@ -72,10 +72,7 @@ void InitPrepared(Prepared* self, nb::object executable, nb::object kernel,
 }  // namespace
 
 void BindSession(nb::module_& module) {
-  nb::class_<Value>(module, "Value", "One result of a session: a shape and dtype over a storage.")
-      .def_ro("storage", &Value::storage)
-      .def_ro("aval", &Value::aval)
-      .def_ro("key", &Value::key);
+  BindValue(module);
 
   nb::class_<CompiledCall>(module, "CompiledCall", "A compiled function that obeys.")
       .def("__init__", &InitCompiledCall, nb::arg("call"), nb::arg("order"), nb::arg("slots"));

@@ -99,7 +99,7 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
 
 nb::object SessionCore::WithoutRunning(const Prepared& prepared, nb::handle first) {
   if (!IsValue(first)) return {};
-  const Value& value = *nb::inst_ptr<Value>(first);
+  const Value& value = ValueOf(first);
   if (!prepared.identity && IsOutside(value.storage)) return {};
   const nb::handle aval = PyTuple_GET_ITEM(prepared.out_avals.ptr(), 0);
   nb::list results;
@@ -127,7 +127,7 @@ std::vector<nb::object> SessionCore::ReadOperands(nb::handle session, const Prep
       if (!own.is_none()) value = made.emplace_back(std::move(own));
     }
     if (IsValue(value)) {
-      const Value& operand = *nb::inst_ptr<Value>(value);
+      const Value& operand = ValueOf(value);
       refs_.push_back({operand.storage, operand.key, {}});
       inputs_.push_back(operand.storage);
     } else {

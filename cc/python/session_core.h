@@ -1,16 +1,14 @@
 // What a session does for every operation: from operands to results without Python in between.
 //
 // Purpose: the eager front end runs an operation at a time, so what each one costs is what it
-// costs. Model. A Value is a handle of one result: a shape and dtype (`key`, see
-// coop_jax/_src/values.py)
-//   over a storage; it holds one reference in the engine. Prepared says what a primitive on such
+//   costs.
+// Model: a Value is a handle of one result (value.h). Prepared says what a primitive on such
 //   operands is; CompiledCall is a compiled form of it that was seen to write where it is told. Run
 //   asks the engine, carries out what it answers (evictions, recomputations), launches, and keeps
 //   the arrays. Whatever is not of every day goes to the Python session that is passed along: first
 //   launches, views, making room, errors (methods whose names begin with _on).
 // Invariants: an array is held for a storage exactly while that is resident; when an operation
 //   raises, the engine has been told how far its actions were carried out, and holds none of it.
-// Lifetime: Values may outlive the session; they only note their storage in a shared list.
 // Thread rule: under the interpreter lock, one session at a time. Complexity: O(operands + results)
 //   beyond the engine and the launch.
 // Source: paper section 4 (the executor in the host framework).
@@ -32,35 +30,9 @@
 #include "cc/python/pool_memory.h"
 #include "cc/python/py_engine.h"
 #include "cc/python/slot_cells.h"
+#include "cc/python/value.h"
 
 namespace coop::python {
-
-// Storages whose last Value is gone, in that order; the session releases them before it goes on.
-using DeadList = std::vector<StorageId>;
-
-struct Value {
-  Value(std::shared_ptr<DeadList> dead_list, StorageId id, nanobind::object abstract, int32_t shape)
-      : dead(std::move(dead_list)), storage(id), aval(std::move(abstract)), key(shape) {}
-  Value(const Value&) = delete;
-  Value& operator=(const Value&) = delete;
-  // Only noted: this may run in the middle of anything, even of an engine call.
-  ~Value() {
-    if (storage != kNone) dead->push_back(storage);
-  }
-
-  std::shared_ptr<DeadList> dead;
-  StorageId storage;  // kNone: an operation took its memory
-  nanobind::object aval;
-  int32_t key;  // of shape and dtype
-};
-
-// Looked up once: nanobind asks a table each time.
-[[nodiscard]] inline nanobind::handle ValueType() {
-  static const nanobind::handle type = nanobind::type<Value>();
-  return type;
-}
-
-[[nodiscard]] inline bool IsValue(nanobind::handle x) { return x.type().is(ValueType()); }
 
 // A compiled function that obeys: call(*slots, *operands) -> results in `order`.
 struct CompiledCall {

@@ -13,10 +13,8 @@ namespace nb = nanobind;
 
 namespace coop::python {
 nb::object SessionCore::NewValue(StorageId storage, nb::handle aval, int32_t key) {
-  nb::object value = nb::inst_alloc(ValueType());
-  new (nb::inst_ptr<Value>(value)) Value(dead_, storage, nb::borrow(aval), key);
-  nb::inst_mark_ready(value);
-  return value;
+  return MakeValue(
+      {.dead = dead_, .storage = storage, .key = key, .aval = nb::borrow(aval)});
 }
 
 nb::object SessionCore::Alias(StorageId storage, nb::handle aval, int32_t key) {

@@ -56,8 +56,8 @@ Prepared::Form* SessionCore::Overwriting(nb::handle session, nb::handle owner,
 void SessionCore::Consume(nb::handle operands, StorageId storage) {
   const Sequence given(operands);
   for (size_t i = 0; i < given.size(); ++i) {
-    if (!IsValue(given[i]) || nb::inst_ptr<Value>(given[i])->storage != storage) continue;
-    nb::inst_ptr<Value>(given[i])->storage = kNone;
+    if (!IsValue(given[i]) || ValueOf(given[i]).storage != storage) continue;
+    ValueOf(given[i]).storage = kNone;
     Release(storage);
     return;
   }
