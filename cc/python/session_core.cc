@@ -70,30 +70,38 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
   const OperationId operation = Submit(session, owner);
   recipes_[static_cast<size_t>(operation)]->overwriting = overwriting;
   made.clear();
+  // Before the launch, which takes the caches that what is needed for it is in.
+  const nb::list results = NewResults(prepared);
+  const bool any_outside = prepared.outside_bytes > 0;
   try {
     CarryOut(session);
   } catch (...) {
+    for (const nb::handle result : results) ValueOf(result).storage = kNone;
     if (history_ != nullptr) history_->Break(&engine());
     engine().Forget(operation);
     Drain();
     DropRecipe(operation);
     throw;
   }
-  const nb::object results = Steal(PyList_New(static_cast<Py_ssize_t>(outputs_.size())));
+  if (overwriting != nullptr) {
+    Consume(operands, inputs_[static_cast<size_t>(specs_[0].in_place_input)]);
+  }
+  for (size_t k = 0; any_outside && k < outputs_.size(); ++k) {
+    if (specs_[k].outside) NoteOutside(outputs_[k], specs_[k].bytes);
+  }
+  Drain();
+  return results;
+}
+
+nb::list SessionCore::NewResults(const Prepared& prepared) {
+  nb::list results;
   for (size_t k = 0; k < outputs_.size(); ++k) {
-    const OutputSpec& output = prepared.spec.outputs[k];
-    const int32_t taken = specs_[k].in_place_input;
-    if (taken != kNone) Consume(operands, inputs_[static_cast<size_t>(taken)]);
-    if (output.outside) NoteOutside(outputs_[k], output.bytes);
     const auto index = static_cast<size_t>(outputs_[k]);
     if (made_keys_.size() <= index) made_keys_.resize(index + 1, -1);
     made_keys_[index] = prepared.out_keys[k];
-    const auto place = static_cast<Py_ssize_t>(k);
-    const nb::handle aval = PyTuple_GET_ITEM(prepared.out_avals.ptr(), place);
-    PyList_SET_ITEM(results.ptr(), place,
-                    NewValue(outputs_[k], aval, prepared.out_keys[k]).release().ptr());
+    const nb::handle aval = PyTuple_GET_ITEM(prepared.out_avals.ptr(), static_cast<Py_ssize_t>(k));
+    results.append(NewValue(outputs_[k], aval, prepared.out_keys[k]));
   }
-  Drain();
   return results;
 }
 

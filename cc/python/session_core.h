@@ -152,6 +152,12 @@ class SessionCore : public PyEngine {
     bool viewed = false;         // whether there are views of it
     int64_t place = -1;          // where the array may be used as a slot again; -1: it may not
   };
+  // Which storage an array that a launch returns is of.
+  struct Landing {
+    StorageId storage = kNone;  // kNone: of none
+    int32_t key = -1;
+    int64_t offset = -1;
+  };
   // What is held, as another shape or dtype.
   struct View {
     int32_t key = -1;
@@ -179,6 +185,8 @@ class SessionCore : public PyEngine {
     return request() || (history_ != nullptr && history_->GiveUp(&engine()) && request());
   }
   void Release(StorageId storage);
+  // A Value for each output of the operation that was submitted.
+  [[nodiscard]] nanobind::list NewResults(const Prepared& prepared);
   // Adds the operation and has the engine plan it; raises where there is no room.
   OperationId Submit(nanobind::handle session, nanobind::handle owner);
   void DropRecipe(OperationId operation);
@@ -227,6 +235,7 @@ class SessionCore : public PyEngine {
   std::vector<OutputSpec> specs_;
   std::vector<Action> actions_;
   std::vector<Placement> placements_;
+  std::vector<Landing> landings_;
   std::vector<nanobind::object> arguments_;
   std::vector<PyObject*> pointers_;
   DeadList collected_;

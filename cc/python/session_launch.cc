@@ -85,6 +85,19 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
     arguments_.push_back(ref.storage == kNone ? ref.scalar
                                               : ArrayOf(session, ref.storage, ref.key));
   }
+  // Before the launch, as all that is cheap then: it takes the caches. Results come by number from
+  // the session, and in the executable's order from the call itself.
+  landings_.clear();
+  for (size_t i = 0; i < count; ++i) {
+    const size_t k = fast ? static_cast<size_t>(form.call->order[i]) : i;
+    // A recomputation may make only some of its outputs anew: the others are scratch, or, outside
+    // the pool, still there.
+    StorageId storage = recompute ? placements[k].storage : recipe.outputs[k];
+    if (storage != kNone && recompute && placements[k].offset < 0 && Holds(storage)) {
+      storage = kNone;
+    }
+    landings_.push_back({storage, prepared.out_keys[k], placements[k].offset});
+  }
   nb::object results;
   if (fast) {
     results = LaunchFast(prepared, *form.call, placements, recompute);
@@ -100,16 +113,12 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
         session.attr("_on_launch")(recipe.owner, form.executable, places, arrays, recompute, given);
   }
   if (overwritten != kNone) Overwrite(overwritten, placements[0].offset);
-  // Results come by number from the session, and in the executable's order from the call itself.
   const Sequence arrays(results);
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    const size_t k = fast ? static_cast<size_t>(form.call->order[i]) : i;
-    // A recomputation may make only some of its outputs anew: the others are scratch, or, outside
-    // the pool, still there.
-    const StorageId storage = recompute ? placements[k].storage : recipe.outputs[k];
-    if (storage == kNone || (recompute && placements[k].offset < 0 && Holds(storage))) continue;
-    const int64_t offset = fast ? placements[k].offset : -1;
-    Put(storage, nb::borrow(arrays[i]), prepared.out_keys[k], offset);
+  for (size_t i = 0; i < count; ++i) {
+    const auto& [storage, key, place] = landings_[i];
+    if (storage == kNone) continue;
+    const int64_t offset = fast ? place : -1;
+    Put(storage, nb::borrow(arrays[i]), key, offset);
     HeldOf(storage).place = offset;
   }
 }
