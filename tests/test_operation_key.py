@@ -20,6 +20,9 @@ from coop_jax._src.values import operand_key
 
 _NOTHING = object()
 
+# What the table is told of JAX's literals.
+KINDS = (jaxprs.WEAK_LITERALS, LiteralValue, jaxprs.LITERAL_ARRAY)
+
 
 class Axes(NamedTuple):
     first: int
@@ -31,6 +34,12 @@ class Mode:
     """Equal to others at other addresses, which are used again."""
 
     name: str
+
+
+def literal_array(value: float, dtype: Any, *, weak: bool) -> Any:
+    """As JAX makes one of a number."""
+    aval = jax.core.ShapedArray((), dtype, weak_type=weak)
+    return jaxprs.LITERAL_ARRAY(np.asarray(value, dtype), aval)
 
 
 def some_param(generator: random.Random, depth: int = 0) -> Any:
@@ -69,7 +78,10 @@ def test_the_short_way_agrees_with_the_full_key() -> None:
     def some_operand() -> Any:
         fresh = np.full((), generator.random(), generator.choice([np.float32, np.int32]))
         literal = LiteralValue(generator.choice([1.0, 2.0]), constants[0].aval)
-        return generator.choice([*values, *constants, *typed, fresh, literal, 1.5, 2])
+        array = literal_array(generator.random(), fresh.dtype, weak=generator.random() < 0.5)
+        longer = jaxprs.LITERAL_ARRAY(np.ones(generator.randrange(3), np.float32))
+        others = [fresh, literal, array, longer, 1.5, 2]
+        return generator.choice([*values, *constants, *typed, *others])
 
     again = 0
     for _ in range(20_000):
@@ -122,3 +134,41 @@ def test_what_is_cleared_is_forgotten() -> None:
     table.clear()
     assert table.find(*call, _NOTHING) is _NOTHING
     assert len(table) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_, jnp.bfloat16, np.complex64])
+def test_arrays_of_literals_are_given_as_they_were(dtype: Any) -> None:
+    """Also where what is evicted is made from them again, and they hold something else by then."""
+
+    @coop_jax.remat_eager(budget="64KiB")
+    def both(x: jax.Array) -> tuple[jax.Array, ...]:
+        literals = [literal_array(value, dtype, weak=False) for value in (1, 0, 1, 2)]
+        out = [jax.lax.convert_element_type_p.bind(x, **as_dtype) + literals[0]]
+        out += [jax.lax.select(x > 0, out[0], jnp.zeros_like(out[0]) + a) for a in literals]
+        for literal in literals:
+            literal[...] = 0
+        return tuple(out)
+
+    as_dtype = {"new_dtype": np.dtype(dtype), "weak_type": False, "sharding": None}
+    x = jnp.linspace(-1, 1, 32)
+    start = np.asarray(x).astype(dtype) + np.asarray(1, dtype)
+    expected = [start] + [np.where(x > 0, start, np.asarray(a, dtype)) for a in (1, 0, 1, 2)]
+    for _ in range(2):
+        for got, want in zip(both(x), expected, strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(np.asarray(got), want)
+
+
+def test_values_are_only_made_by_sessions() -> None:
+    with pytest.raises(TypeError, match="cannot create"):
+        _core.Value()
+    session = Session(coop_jax.Runtime(1 << 20))
+    value = session.value_of(jnp.ones((4, 8)))
+    assert value.aval.shape == (4, 8)
+    assert session.alias(value).storage == value.storage
+    with pytest.raises(AttributeError):
+        value.storage = 3
+    with pytest.raises(TypeError, match="immutable"):
+        _core.Value.key = 3
+    session.close()
+    assert value.aval.shape == (4, 8)

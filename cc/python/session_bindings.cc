@@ -32,7 +32,9 @@ void InitCompiledCall(CompiledCall* self, nb::object call, std::vector<int32_t> 
     }
     static_cast<void>(nb::cast<const SlotSpec&>(spec));  // raises for anything else
   }
-  new (self) CompiledCall{std::move(call), std::move(order), std::move(slots)};
+  new (self) CompiledCall{.call = std::move(call),
+                          .order = ShortList<int32_t, 2>(std::move(order)),
+                          .slots = ShortList<std::pair<int32_t, nb::object>, 1>(std::move(slots))};
 }
 
 void InitPrepared(Prepared* self, nb::object executable, nb::object kernel,
@@ -61,9 +63,11 @@ void InitPrepared(Prepared* self, nb::object executable, nb::object kernel,
                       .out_avals = std::move(out_avals),
                       .identity = identity,
                       .view = view,
-                      .spec = spec,
-                      .selection = std::move(selection),
-                      .out_keys = std::move(out_keys),
+                      .recomputable = spec.recomputable,
+                      .cost_seconds = spec.cost_seconds,
+                      .outputs = ShortList<OutputSpec, 1>(spec.outputs),
+                      .selection = ShortList<int32_t, 4>(std::move(selection)),
+                      .out_keys = ShortList<int32_t, 2>(std::move(out_keys)),
                       .outside_bytes = outside_bytes,
                       .slots = {.executable = std::move(executable)},
                       .in_place = std::move(forms)};
@@ -85,7 +89,9 @@ void BindSession(nb::module_& module) {
       .def_prop_ro("executable", [](const Prepared& self) { return self.slots.executable; })
       .def_ro("kernel", &Prepared::kernel)
       .def_ro("out_avals", &Prepared::out_avals)
-      .def_ro("selection", &Prepared::selection);
+      .def_prop_ro("selection", [](const Prepared& self) {
+        return std::vector<int32_t>(self.selection.begin(), self.selection.end());
+      });
 
   nb::class_<SlotCells>(module, "SlotCells", "Arrays to be donated to what is written next.")
       .def(nb::init<>())

@@ -63,7 +63,7 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
   std::vector<nb::object> made = ReadOperands(session, prepared, operands);
   CollectDead();
   MakeRoom(session, prepared.slots, prepared.outside_bytes);
-  specs_ = prepared.spec.outputs;
+  specs_.assign(prepared.outputs.begin(), prepared.outputs.end());
   Prepared::Form* const overwriting =
       prepared.in_place.empty() ? nullptr : Overwriting(session, owner, operands);
   if (overwriting != nullptr) MakeRoom(session, *overwriting, prepared.outside_bytes);
@@ -149,12 +149,12 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   Prepared& prepared = *nb::inst_ptr<Prepared>(owner);
   const auto what = reinterpret_cast<uintptr_t>(&prepared);
   if (history_ != nullptr) history_->Expect(&engine(), what, inputs_, &specs_);
-  const OperationId operation = engine().AddOperation(inputs_, specs_, prepared.spec.cost_seconds,
-                                                      prepared.spec.recomputable);
+  const OperationId operation =
+      engine().AddOperation(inputs_, specs_, prepared.cost_seconds, prepared.recomputable);
   engine().OutputsOf(operation, &outputs_);
   if (history_ != nullptr) {
-    history_->Added(&engine(), what, inputs_, outputs_, specs_, prepared.spec.cost_seconds,
-                    prepared.spec.recomputable);
+    history_->Added(&engine(), what, inputs_, outputs_, specs_, prepared.cost_seconds,
+                    prepared.recomputable);
   }
   bool fits = false;
   try {

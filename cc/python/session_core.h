@@ -29,6 +29,7 @@
 #include "cc/python/operation_key.h"
 #include "cc/python/pool_memory.h"
 #include "cc/python/py_engine.h"
+#include "cc/python/short_list.h"
 #include "cc/python/slot_cells.h"
 #include "cc/python/value.h"
 
@@ -37,8 +38,8 @@ namespace coop::python {
 // A compiled function that obeys: call(*slots, *operands) -> results in `order`.
 struct CompiledCall {
   nanobind::object call;
-  std::vector<int32_t> order;                               // result numbers as they are returned
-  std::vector<std::pair<int32_t, nanobind::object>> slots;  // (result, SlotSpec)
+  ShortList<int32_t, 2> order;                               // result numbers as they are returned
+  ShortList<std::pair<int32_t, nanobind::object>, 1> slots;  // (result, SlotSpec)
 };
 
 // Of a value outside the pool, as the budget counts it.
@@ -49,9 +50,11 @@ struct Prepared {
   nanobind::object out_avals;  // a tuple
   bool identity = false;       // the result is the first operand
   bool view = false;           // the result is a view of the first operand, if that is in the pool
-  OperationSpec spec;
-  std::vector<int32_t> selection;  // which operands the kernel takes, in its order
-  std::vector<int32_t> out_keys;
+  bool recomputable = false;
+  double cost_seconds = 0;
+  ShortList<OutputSpec, 1> outputs;
+  ShortList<int32_t, 4> selection;  // which operands the kernel takes, in its order
+  ShortList<int32_t, 2> out_keys;
   int64_t outside_bytes = 0;  // of its results outside the pool, as NoteOutside counts them
 
   // One compiled form: with a slot for each result, or with the result over an operand.

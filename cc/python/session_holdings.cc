@@ -13,8 +13,7 @@ namespace nb = nanobind;
 
 namespace coop::python {
 nb::object SessionCore::NewValue(StorageId storage, nb::handle aval, int32_t key) {
-  return MakeValue(
-      {.dead = dead_, .storage = storage, .key = key, .aval = nb::borrow(aval)});
+  return MakeValue({.dead = dead_, .storage = storage, .key = key, .aval = nb::borrow(aval)});
 }
 
 nb::object SessionCore::Alias(StorageId storage, nb::handle aval, int32_t key) {
