@@ -70,10 +70,11 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
   const OperationId operation = Submit(session, owner);
   recipes_[static_cast<size_t>(operation)]->overwriting = overwriting;
   made.clear();
-  // Before the launch, which takes the caches that what is needed for it is in.
-  const nb::list results = NewResults(prepared);
+  nb::list results;
   const bool any_outside = prepared.outside_bytes > 0;
   try {
+    // Before the launch, which takes the caches that what is needed for it is in.
+    AppendResults(prepared, &results);
     CarryOut(session);
   } catch (...) {
     for (const nb::handle result : results) ValueOf(result).storage = kNone;
@@ -93,16 +94,14 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
   return results;
 }
 
-nb::list SessionCore::NewResults(const Prepared& prepared) {
-  nb::list results;
+void SessionCore::AppendResults(const Prepared& prepared, nb::list* results) {
   for (size_t k = 0; k < outputs_.size(); ++k) {
     const auto index = static_cast<size_t>(outputs_[k]);
     if (made_keys_.size() <= index) made_keys_.resize(index + 1, -1);
     made_keys_[index] = prepared.out_keys[k];
     const nb::handle aval = PyTuple_GET_ITEM(prepared.out_avals.ptr(), static_cast<Py_ssize_t>(k));
-    results.append(NewValue(outputs_[k], aval, prepared.out_keys[k]));
+    results->append(NewValue(outputs_[k], aval, prepared.out_keys[k]));
   }
-  return results;
 }
 
 nb::object SessionCore::WithoutRunning(const Prepared& prepared, nb::handle first) {

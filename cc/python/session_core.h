@@ -189,7 +189,7 @@ class SessionCore : public PyEngine {
   }
   void Release(StorageId storage);
   // A Value for each output of the operation that was submitted.
-  [[nodiscard]] nanobind::list NewResults(const Prepared& prepared);
+  void AppendResults(const Prepared& prepared, nanobind::list* results);
   // Adds the operation and has the engine plan it; raises where there is no room.
   OperationId Submit(nanobind::handle session, nanobind::handle owner);
   void DropRecipe(OperationId operation);

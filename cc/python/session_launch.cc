@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -114,6 +115,7 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
   }
   if (overwritten != kNone) Overwrite(overwritten, placements[0].offset);
   const Sequence arrays(results);
+  if (arrays.size() != count) throw std::logic_error("invariant: a launch returns every result");
   for (size_t i = 0; i < count; ++i) {
     const auto& [storage, key, place] = landings_[i];
     if (storage == kNone) continue;
