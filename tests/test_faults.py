@@ -72,6 +72,25 @@ def test_an_operation_that_raises_leaves_everything_as_before(
     assert step.runtime.stats().peak_bytes <= BUDGET_BYTES
 
 
+def test_a_function_may_go_on_after_an_operation_that_raised(operations: Operations) -> None:
+    def f(x: jax.Array, fails: bool) -> jax.Array:
+        h = jax.lax.sin(x)
+        if fails:
+            with pytest.raises(InjectedError):
+                jax.lax.cos(h)
+        for _ in range(6):
+            h = jax.lax.add(jax.lax.tan(h), x)
+        return h
+
+    step = coop_jax.remat_eager(f)
+    expected = np.asarray(step(data(), False))
+    operations.restart()
+    operations.before = raise_at(1, InjectedError())
+    assert_same_bits(np.asarray(step(data(), True)), expected)
+    assert operations.count == 14
+    step.runtime.memory().pool.validate()
+
+
 def test_donated_arguments_are_intact_or_the_error_says_that_they_are_not(
     operations: Operations,
 ) -> None:
