@@ -80,6 +80,9 @@ class Pool:
     def discard(self, offset: int, nbytes: int) -> None:
         """Give whole pages inside an unused range back to the system (host pools only)."""
 
+    def write(self, offset: int, source_pointer: int, nbytes: int) -> None:
+        """Copy from host memory into a range that nobody holds (host pools only)."""
+
     def resident_bytes(self) -> int:
         """Return the physical memory behind a host pool, -1 for others. Slow: for tests."""
 

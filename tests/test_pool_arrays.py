@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_same_bits
+from jax.experimental.layout import Format, Layout
 
 import coop_jax
 
@@ -77,6 +78,24 @@ def test_large_outputs_lie_in_the_pool(front_end: str, budget: int | None) -> No
     assert step.runtime.stats().bytes_in_use == sum(nbytes for _, nbytes in blocks)
     assert all(a[0] + a[1] <= b[0] for a, b in itertools.pairwise(blocks))
     del loss
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64", "bool", "key"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_donated_arrays_move_into_the_pool_as_they_are(dtype: str, transposed: bool) -> None:
+    with jax.enable_x64(True):
+        x = jnp.arange(64 * 96).reshape(64, 96) % 7
+        x = jax.random.split(jax.random.key(3), 4096) if dtype == "key" else x.astype(dtype)
+        if transposed:  # in memory
+            if dtype == "key":
+                pytest.skip("JAX lays out keys by itself")
+            x = jax.device_put(x, Format(Layout((1, 0)), x.sharding))
+        expected = np.asarray(jax.random.key_data(x) if dtype == "key" else x)
+        step = coop_jax.run(lambda x: (x, x.shape), donate_argnums=0)
+        moved, _ = step(x)
+        found = jax.random.key_data(moved) if dtype == "key" else moved
+        assert step.runtime.memory().offset_of(found) >= 0
+        assert_same_bits(np.asarray(found), expected)
 
 
 @pytest.mark.parametrize("fraction", [None, 0.75])

@@ -203,3 +203,24 @@ def test_foreign_memory_keeps_its_owner_until_the_last_slot_is_gone() -> None:
     for _ in range(100):  # the owner is let go of by a pending call of the interpreter
         pass
     assert gone() is None
+
+
+def test_what_is_written_lies_there_and_held_memory_is_not_written() -> None:
+    pool = _core.Pool(1 << 12)
+    source = np.arange(256, dtype=np.float32)
+    pool.write(1024, source.ctypes.data, 1024)
+    written = import_slot(pool, 1024, FLOATS)
+    np.testing.assert_array_equal(np.asarray(written), source)
+    with pytest.raises(RuntimeError, match="is still in use"):
+        pool.write(512, source.ctypes.data, 1024)
+    np.testing.assert_array_equal(np.asarray(written), source)
+    with pytest.raises(ValueError, match="leaves the pool"):
+        pool.write(3584, source.ctypes.data, 1024)
+    pool.write(4096, 0, 0)  # an empty array may have no address
+
+
+def test_memory_of_another_device_is_not_written() -> None:
+    cuda = 2  # DLPack's
+    pool = _core.Pool(1 << 12, 1 << 12, object(), cuda, 0)
+    with pytest.raises(ValueError, match="host memory"):
+        pool.write(0, np.zeros(4).ctypes.data, 32)

@@ -179,6 +179,13 @@ void BindPool(nb::module_& module) {
           },
           nb::arg("offset"), nb::arg("nbytes"), nb::call_guard<nb::gil_scoped_release>())
       .def(
+          "write",
+          [](const Pool& pool, int64_t offset, uint64_t source, int64_t bytes) {
+            pool.memory().Write(offset, reinterpret_cast<const void*>(source), bytes);
+          },
+          nb::arg("offset"), nb::arg("source_pointer"), nb::arg("nbytes"),
+          nb::call_guard<nb::gil_scoped_release>(), "Copy from host memory.")
+      .def(
           "resident_bytes", [](const Pool& pool) { return pool.memory().arena().ResidentBytes(); },
           nb::call_guard<nb::gil_scoped_release>())
       .def("validate", [](const Pool& pool) { pool.memory().Validate(); })

@@ -333,6 +333,17 @@ void PoolMemory::Discard(int64_t offset, int64_t bytes) {
   arena_->Discard(offset, bytes);
 }
 
+void PoolMemory::Write(int64_t offset, const void* source, int64_t bytes) {
+  if (arena_->device().device_type != kDLCpu) {
+    throw std::invalid_argument("only a pool in host memory can be written into");
+  }
+  CheckRange(offset, bytes);
+  CheckUnheld(offset, bytes);
+  if (bytes == 0) return;  // an empty array may have no address
+  std::memcpy(reinterpret_cast<void*>(arena_->base() + static_cast<uint64_t>(offset)), source,
+              static_cast<size_t>(bytes));
+}
+
 void PoolMemory::Validate() const {
   const std::lock_guard lock(mutex_);
   int64_t end = 0;

@@ -165,6 +165,9 @@ class PoolMemory {
   [[nodiscard]] int64_t OffsetOf(uint64_t pointer) const;
   // Refuses (SlotInUseError) where somebody holds part of the range.
   void Discard(int64_t offset, int64_t bytes);
+  // Copies from host memory; refuses (SlotInUseError) where somebody holds part of the range, and
+  // (std::invalid_argument) where the pool is not host memory.
+  void Write(int64_t offset, const void* source, int64_t bytes);
 
   [[nodiscard]] const Arena& arena() const { return *arena_; }
   // Throws std::logic_error naming the invariant that does not hold.

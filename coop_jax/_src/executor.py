@@ -68,11 +68,7 @@ def execute(
         memory.pool.discard(offset, nbytes)
     for number, spec, offset in compiled.adopt:
         interrupts.check()
-        moved = kernels.copy_into(memory.slot(offset, spec), inputs[number])
-        if arrays.address_of(moved) != memory.pool.base + offset:
-            raise RuntimeError("invariant: a copy into a slot lies in the slot")
-        arrays.replace_buffer(inputs[number], memory.lend(offset, spec))
-        del moved
+        memory.adopt(offset, spec, inputs[number])
     if compiled.adopt:
         _core.return_freed_memory()  # the pool has what they took
     replay = None if verifier is not None else _replay(compiled, memory, counters)

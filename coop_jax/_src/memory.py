@@ -30,6 +30,7 @@ from typing import Any
 import jax
 
 from coop_jax import _core
+from coop_jax._src import kernels
 from coop_jax._src.compat import arrays, devices
 
 # Of XLA's own buffers on a GPU; parameters need less. The runtime aligns blocks to it there.
@@ -90,6 +91,20 @@ class PoolMemory:
     def lend(self, offset: int, spec: _core.SlotSpec) -> jax.Array:
         """An array of what lies there, for the user: the memory is taken until it is gone."""
         return self._import(self.pool.slot(offset, spec, False))
+
+    def adopt(self, offset: int, spec: _core.SlotSpec, value: jax.Array) -> None:
+        """Lets an array, and whoever holds it, live in the pool: its contents are copied there.
+
+        Where they can be, they are copied as they are: XLA would compile a copy for each shape.
+        """
+        if self.device.platform == "cpu" and arrays.lies_as(value, spec.nbytes):
+            arrays.wait(value)
+            self.pool.write(offset, arrays.address_of(value), spec.nbytes)
+        else:
+            moved = kernels.copy_into(self.slot(offset, spec), value)
+            if arrays.address_of(moved) != self.pool.base + offset:
+                raise RuntimeError("invariant: a copy into a slot lies in the slot")
+        arrays.replace_buffer(value, self.lend(offset, spec))
 
     def lent(self, value: jax.Array, aval: Any) -> jax.Array:
         """The array to give to the user for one of the running call's."""

@@ -221,6 +221,16 @@ def address_of(value: jax.Array) -> int:
     return int(value.unsafe_buffer_pointer())
 
 
+def lies_as(value: jax.Array, nbytes: int) -> bool:
+    """Whether an array is so many bytes, last dimension first, as a slot of its shape is."""
+    layout = value.format.layout  # type: ignore[attr-defined]
+    return (
+        value.on_device_size_in_bytes() == nbytes
+        and layout.major_to_minor == tuple(range(value.ndim))
+        and not layout.tiling
+    )
+
+
 def wait(value: Any) -> None:
     """Waits until the contents are there.
 
