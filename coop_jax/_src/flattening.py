@@ -17,7 +17,7 @@ import numpy as np
 
 from coop_jax._src import branching, costs, grouping, primitives, refs, stacks
 from coop_jax._src.compat import arrays, jaxprs
-from coop_jax._src.equations import LiteralValue
+from coop_jax._src.equations import Equation, LiteralValue
 from coop_jax._src.fusible import is_narrow
 from coop_jax._src.grouping import SMALL_BYTES as SMALL_BYTES
 from coop_jax._src.grouping import is_group_body as is_group_body
@@ -71,6 +71,7 @@ class Flattener:
         self.operations: list[RawOperation] = []
         self.constants: list[tuple[int, Any]] = []
         self.fixed_outside: set[int] = set()
+        self.views: dict[Any, list[Equation]] = {}  # see `merging`
         self._constant_numbers: dict[int, int] = {}
         self._index_numbers: dict[int, int] = {}
         self._made = Made()

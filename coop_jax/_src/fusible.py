@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coop_jax._src import primitives
+from coop_jax._src.compat import jaxprs
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -80,7 +81,7 @@ def has_narrow(kernel: Kernel) -> bool:
 
 def is_narrow(aval: Any) -> bool:
     """Whether values are of a few bits each."""
-    name = str(getattr(aval, "dtype", ""))
+    name = jaxprs.type_name(getattr(aval, "dtype", ""))
     return name in _NARROW or name.startswith(_NARROW_FLOATS)
 
 

@@ -225,7 +225,7 @@ class KernelCache:
                     tuple(
                         x
                         if isinstance(x, int)
-                        else (jaxprs.literal_key(x.value), str(x.aval.dtype))
+                        else (jaxprs.literal_key(x.value), jaxprs.type_name(x.aval.dtype))
                         for x in e.operands
                     ),
                     e.results,

@@ -118,8 +118,12 @@ class _Merger:
         return found
 
     def _view(self, whole: int, value: int) -> int:
-        avals, storage = self.flattener.avals, self.flattener.storages[value]
-        for e in view_equations(avals[storage], avals[value]):
+        avals, known = self.flattener.avals, self.flattener.views
+        storage = self.flattener.storages[value]
+        key = *_type(avals[storage]), *_type(avals[value])
+        if key not in known:  # tracing it takes a millisecond
+            known[key] = view_equations(avals[storage], avals[value])
+        for e in known[key]:
             operands = tuple(whole if isinstance(x, int) else x for x in e.operands)
             whole = self._next
             self._next += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -184,7 +185,12 @@ def source_of(info: Any) -> str:
     The innermost line that is not in an installed package: of a layer written with Flax that is the
     line of the user's model, not Flax's.
     """
-    frames = [] if info is None else list(_source_info_util.user_frames(info.traceback))
+    return "" if info is None else _source_of(info.traceback)
+
+
+@functools.lru_cache(maxsize=64)  # an equation is asked for more than once, and its neighbours
+def _source_of(traceback: Any) -> str:
+    frames = list(_source_info_util.user_frames(traceback))
     own = [f for f in frames if "site-packages" not in f.file_name]
     for frame in own or frames:
         return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
@@ -226,12 +232,23 @@ def params_key(params: dict[str, Any]) -> Hashable:
 def literal_key(value: Any) -> Hashable:
     """A hashable form of a literal: its bits, its dtype, its shape."""
     array = np.asarray(value)
-    return str(array.dtype), array.shape, array.tobytes(), isinstance(value, (bool, int, float))
+    return (
+        type_name(array.dtype),
+        array.shape,
+        array.tobytes(),
+        isinstance(value, (bool, int, float)),
+    )
 
 
 def aval_key(aval: Any) -> Hashable:
     """A hashable form of an abstract value; weak types are kept apart by `strong`, not here."""
-    return getattr(aval, "shape", None), str(getattr(aval, "dtype", aval))
+    return getattr(aval, "shape", None), type_name(getattr(aval, "dtype", aval))
+
+
+@functools.lru_cache(maxsize=256)
+def type_name(dtype: Any) -> str:
+    """The name of a dtype, which NumPy puts together anew each time it is asked for."""
+    return str(dtype)
 
 
 def _key(value: Any) -> Hashable:
