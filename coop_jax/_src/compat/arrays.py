@@ -222,7 +222,7 @@ def address_of(value: jax.Array) -> int:
 
 
 def lies_as(value: jax.Array, nbytes: int) -> bool:
-    """Whether an array is so many bytes, last dimension first, as a slot of its shape is."""
+    """Whether an array is so many bytes in row-major order, as a slot of its shape is."""
     layout = value.format.layout  # type: ignore[attr-defined]
     return (
         value.on_device_size_in_bytes() == nbytes
