@@ -5,12 +5,10 @@ the machine does falls on all of them alike. Printed are the median and the mini
 and their ratios to plain eager JAX: the undecorated step called with concrete arrays, `jax.grad`
 inside. Plain JAX is timed twice: in this process, where coop_jax has turned asynchronous dispatch
 off, and "own process" without coop_jax. The targets stand against the first of them; the second is
-what a user had before.
+what a user had before. `remat_eager`, too, is timed in a process of its own: as a user has it.
 
-"us / op" is our own time for each operation of `remat_eager`: what a session takes, from the
-operands that a trace hands it to the results that it hands back, less the launches (which include
-the import of slots and letting go of JAX's donated arrays); from some steps after the others, as
-the clocks for it take time, too.
+"us / op" is our own time for each operation of `remat_eager` (see `own_time`), from some steps
+after the others.
 
 "overhead" is recompute seconds / compute seconds of the timed rounds, as the runtime measured them.
 With `policy="lookahead"` `remat_eager` learns: it needs some rounds (--warmups) for each kind of
@@ -26,27 +24,26 @@ from __future__ import annotations
 
 import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
 
+import contextlib
 import dataclasses
+import functools
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
-from unittest import mock
+from types import ModuleType
 
 import jax
 from absl import app, flags
 
-from coop_jax._src import session
-from tests.benchmarks import machine, plain_jax
+from tests.benchmarks import machine, own_time, plain_jax
 
 _PROGRAMS = flags.DEFINE_list("programs", ["cnn", "gpt", "bilstm"], "Which train steps to time.")
 _REPEATS = flags.DEFINE_integer("repeats", 12, "Timed rounds.", lower_bound=1)
 _WARMUPS = flags.DEFINE_integer("warmups", 4, "Rounds before, which compile.", lower_bound=1)
 
-_EAGER = "eager JAX"
-_TARGETS = {"remat_eager": "<= 1.00", "run": "< 1.00"}
+_EAGER, _OURS = "eager JAX", "remat_eager"
+_TARGETS = {_OURS: "<= 1.00", "run": "< 1.00"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,30 +53,37 @@ class Contender:
     Attributes:
       name: what the table calls it.
       step: runs one step and returns its seconds.
-      runtime: after the first step, where it runs; None for plain JAX.
+      runtime: after the first step, where it runs; None for plain JAX and in another process.
+      own: seconds of our own for each operation; None where that is not measured.
     """
 
     name: str
     step: Callable[[], float]
     runtime: Callable[[], coop_jax.Runtime] | None = None
+    own: Callable[[], float] | None = None
 
 
 class OwnProcess:
-    """Plain JAX in a process without coop_jax; one step at a time, on request."""
+    """A process that answers requests with seconds, one at a time.
 
-    def __init__(self, program: str):
+    Args:
+      server: the module that it runs.
+      program: the train step, by name.
+    """
+
+    def __init__(self, server: ModuleType, program: str):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", plain_jax.__name__, program],
+            [sys.executable, "-m", server.__name__, program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def step(self, kind: str) -> float:
-        """Seconds of one step of kind "jit" or "eager"."""
+    def ask(self, request: str) -> float:
+        """Seconds of what is requested, a word that the server knows."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(kind, file=self._process.stdin, flush=True)
+        print(request, file=self._process.stdin, flush=True)
         return float(self._process.stdout.readline())
 
     def close(self) -> None:
@@ -94,7 +98,9 @@ def _eager_contender(
     policy: str = "coop",
 ) -> Contender:
     step = coop_jax.remat_eager(program.step, budget=budget_bytes, policy=policy)
-    return Contender(name, plain_jax.Trainer(step, program), lambda: step.runtime)
+    trainer = plain_jax.Trainer(step, program)
+    own = functools.partial(own_time.own_seconds, trainer, lambda: step.runtime)
+    return Contender(name, trainer, lambda: step.runtime, own if budget_bytes is None else None)
 
 
 def _run_contender(
@@ -104,9 +110,11 @@ def _run_contender(
     return Contender(name, plain_jax.Trainer(step, program), lambda: step.runtime)
 
 
-def _contenders(program: plain_jax.TrainingProgram, rival: OwnProcess) -> list[Contender]:
+def _contenders(
+    program: plain_jax.TrainingProgram, rival: OwnProcess, ours: OwnProcess
+) -> list[Contender]:
     jitted = jax.jit(program.step, donate_argnums=0)
-    eager = _eager_contender("remat_eager", program, None)
+    eager = _eager_contender(_OURS, program, None)
     # The first one reads its state from outside the pool, the others from inside; each has had its
     # batches equally often when they are timed.
     for _ in range(max(2, len(program.batches))):
@@ -115,10 +123,11 @@ def _contenders(program: plain_jax.TrainingProgram, rival: OwnProcess) -> list[C
     half_bytes = eager.runtime().stats().peak_bytes // 2
     return [
         Contender("jax.jit", plain_jax.Trainer(jitted, program)),
-        Contender("jax.jit, own process", lambda: rival.step("jit")),
+        Contender("jax.jit, own process", lambda: rival.ask("jit")),
         Contender(_EAGER, plain_jax.Trainer(program.step, program)),
-        Contender(_EAGER + ", own process", lambda: rival.step("eager")),
+        Contender(_EAGER + ", own process", lambda: rival.ask("eager")),
         eager,
+        Contender(_OURS + ", own process", lambda: ours.ask("step"), own=lambda: ours.ask("own")),
         _run_contender("run", program, None),
         _eager_contender("remat_eager, 50%", program, half_bytes),
         _eager_contender("the same, lookahead", program, half_bytes, "lookahead"),
@@ -166,38 +175,11 @@ def _measure(
     return seconds, overheads
 
 
-def _own_seconds(contender: Contender, steps: int) -> float:
-    """Seconds of our own for each operation of an eager contender, from some more steps."""
-    inside = [0.0]
-
-    def timed(method: Any) -> Any:
-        def call(*args: Any) -> Any:
-            begin = time.perf_counter()
-            try:
-                return method(*args)
-            finally:
-                inside[0] += time.perf_counter() - begin
-
-        return call
-
-    assert contender.runtime is not None
-    before = contender.runtime().stats()
-    # What an operation runs inside another's is in that one's time.
-    with mock.patch.object(session.Session, "apply", timed(session.Session.apply)):
-        for _ in range(steps):
-            contender.step()
-    after = contender.runtime().stats()
-    launches = after.compute_seconds - before.compute_seconds
-    launches += after.recompute_seconds - before.recompute_seconds
-    return (inside[0] - launches) / (after.operations - before.operations)
-
-
 def _row(
     contender: Contender,
     times: list[float] | str,
     eager: Sequence[float],
     overhead: float,
-    own: float | None = None,
 ) -> str:
     if isinstance(times, str):
         return f"{contender.name:24}{times}"
@@ -208,33 +190,33 @@ def _row(
         f"  {_TARGETS.get(contender.name, ''):8}"
     )
     if contender.runtime is None:
-        return row.rstrip()
-    runtime = contender.runtime()
-    stats, budget = runtime.stats(), runtime.budget_bytes
-    limit = "none" if budget is None else f"{budget / 2**20:.1f}"
-    row = f"{row}{stats.peak_bytes / 2**20:9.1f}{limit:>9}{overhead:10.3f}"
-    return row if own is None else f"{row}{own * 1e6:9.1f}"
+        row += " " * 28
+    else:
+        runtime = contender.runtime()
+        stats, budget = runtime.stats(), runtime.budget_bytes
+        limit = "none" if budget is None else f"{budget / 2**20:.1f}"
+        row += f"{stats.peak_bytes / 2**20:9.1f}{limit:>9}{overhead:10.3f}"
+    return (row if contender.own is None else f"{row}{contender.own() * 1e6:9.1f}").rstrip()
 
 
 def _print_program(name: str, warmups: int, repeats: int) -> None:
     program = plain_jax.PROGRAMS[name]()
-    rival = OwnProcess(name)
-    try:
-        contenders = _contenders(program, rival)
+    with (
+        contextlib.closing(OwnProcess(plain_jax, name)) as rival,
+        contextlib.closing(OwnProcess(own_time, name)) as ours,
+    ):
+        contenders = _contenders(program, rival, ours)
         seconds, overheads = _measure(contenders, warmups, repeats)
-    finally:
-        rival.close()
-    eager = seconds[_EAGER]
-    assert not isinstance(eager, str)
-    print(f"\n{name}: {(plain_jax.PROGRAMS[name].__doc__ or '').rstrip('.')}")
-    print(
-        f"{'seconds a step':24}{'median':>9}{'min':>9}{'/ eager':>9}{'/ eager':>9}"
-        f"  {'target':8}{'MiB':>9}{'budget':>9}{'overhead':>10}{'us / op':>9}"
-    )
-    for contender in contenders:
-        own = _own_seconds(contender, 4) if contender.name == "remat_eager" else None
-        overhead = overheads.get(contender.name, 0.0)
-        print(_row(contender, seconds[contender.name], eager, overhead, own), flush=True)
+        eager = seconds[_EAGER]
+        assert not isinstance(eager, str)
+        print(f"\n{name}: {(plain_jax.PROGRAMS[name].__doc__ or '').rstrip('.')}")
+        print(
+            f"{'seconds a step':24}{'median':>9}{'min':>9}{'/ eager':>9}{'/ eager':>9}"
+            f"  {'target':8}{'MiB':>9}{'budget':>9}{'overhead':>10}{'us / op':>9}"
+        )
+        for contender in contenders:
+            overhead = overheads.get(contender.name, 0.0)
+            print(_row(contender, seconds[contender.name], eager, overhead), flush=True)
 
 
 def main(argv: Sequence[str]) -> None:
