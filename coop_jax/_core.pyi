@@ -565,6 +565,7 @@ class SessionCore(Engine):
         operand_key: Callable[[Any], Hashable],
         prepared: PreparedOperations,
         fast: bool,
+        roomy: bool,
     ) -> None: ...
     def apply(
         self,

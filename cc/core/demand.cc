@@ -4,7 +4,7 @@
 
 namespace coop {
 
-void Demand::Update(StorageId storage) {
+void Demand::Turn(StorageId storage) {
   turned_.assign(1, storage);
   while (!turned_.empty()) {
     const StorageId id = turned_.back();

@@ -39,7 +39,10 @@ class Demand {
     while (nodes_.count() < graph_.storage_capacity()) nodes_.Append({});
   }
   // After the state or the references of a storage changed.
-  void Update(StorageId storage);
+  void Update(StorageId storage) {
+    const Node& node = nodes_[storage];
+    if (node.overwritten || node.kept || node.missing != ShouldBeMissing(storage)) Turn(storage);
+  }
   // After its id was given up.
   void Forget(StorageId storage) {
     if (nodes_[storage].kept) nodes_.Mutable(storage).kept = false;
@@ -73,6 +76,8 @@ class Demand {
     return s.state == StorageState::kEvicted &&
            ((s.refs > 0 && !nodes_[storage].overwritten) || nodes_[storage].demands > 0);
   }
+
+  void Turn(StorageId storage);
 
   Graph& graph_;
   JournaledVector<Node> nodes_;    // parallel to the storages

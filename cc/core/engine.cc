@@ -147,6 +147,26 @@ bool Engine::Run(OperationId operation) {
   return done;
 }
 
+bool Engine::RunDirectly(std::span<const StorageId> inputs, const OutputSpec& output,
+                         double cost_seconds, bool recomputable, DirectRun* run) {
+  Residency& memory = impl_->memory;
+  memory.Commit();
+  if (memory.options().policy.evict_always || output.bytes < 0 || output.in_place_input != kNone ||
+      output.side != SideHint::kByPolicy) {
+    return false;
+  }
+  const bool done = memory.RunDirectly(inputs, output, ClampCost(cost_seconds), recomputable, run);
+  AfterMutation(*this);
+  return done;
+}
+
+void Engine::TakeBack(const DirectRun& run) {
+  impl_->memory.Commit();
+  Require(impl_->memory.graph().IsStorage(run.output), "no such storage");
+  impl_->memory.TakeBack(run.output);
+  AfterMutation(*this);
+}
+
 void Engine::Forget(OperationId operation) {
   const Graph& graph = impl_->memory.graph();
   impl_->memory.Commit();
@@ -274,12 +294,14 @@ double Engine::ProjectedCost(StorageId storage, NeighborhoodMode mode) const {
   const Neighborhood& neighborhood = impl_->memory.neighborhood();
   Require(mode != NeighborhoodMode::kUnionFind || mode == neighborhood.mode(),
           "union-find costs are known only under a policy that keeps them");
+  impl_->memory.BeginSearch();
   return Known(impl_->memory, storage).cost_seconds + neighborhood.CostAround(storage, mode);
 }
 
 double Engine::ScoreOf(StorageId storage) const {
   Require(Known(impl_->memory, storage).block != kNone,
           "only storages resident in the pool have a score");
+  impl_->memory.BeginSearch();
   return impl_->memory.Score(storage);
 }
 

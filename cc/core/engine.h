@@ -90,6 +90,19 @@ class Engine {
   // False: see failure(); nothing has changed, the caller may Forget the operation.
   // Afterwards the id stays valid only while the operation is live (see retired()).
   [[nodiscard]] bool Run(OperationId operation);
+  // What AddOperation and Run do with an operation that has one output, where its inputs are
+  // resident and a block is free: the short way of nearly every operation, in a few hundred
+  // instructions. No transaction. A place that is asked for is taken where that is free. False:
+  // nothing has changed, and AddOperation and Run say what has to happen, or what is wrong.
+  struct DirectRun {
+    OperationId operation = kNone;  // kNone: nothing will ever run it again
+    StorageId output = kNone;
+    int64_t offset = -1;  // -1: outside the pool
+  };
+  [[nodiscard]] bool RunDirectly(std::span<const StorageId> inputs, const OutputSpec& output,
+                                 double cost_seconds, bool recomputable, DirectRun* run);
+  // The last RunDirectly did not come about: its output goes, all references to it included.
+  void TakeBack(const DirectRun& run);
   // Drops an operation that has not run, with its outputs (all their references).
   void Forget(OperationId operation);
   // Brings a storage back, if it is evicted, and nothing else. A transaction.

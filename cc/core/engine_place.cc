@@ -80,12 +80,7 @@ int64_t Engine::Impl::OutputBytes(OperationId operation) const {
 }
 
 Side Engine::Impl::SideOf(OperationId operation) const {
-  const EngineOptions& options = memory.options();
-  if (!options.policy.cheap_partitioning) return Side::kLeft;
-  const Graph& graph = memory.graph();
-  const double bytes = static_cast<double>(OutputBytes(operation));
-  const double cost_seconds = graph.operation(operation).cost_seconds;
-  return cost_seconds >= options.expensive_seconds_per_byte * bytes ? Side::kLeft : Side::kRight;
+  return memory.SideOf(memory.graph().operation(operation).cost_seconds, OutputBytes(operation));
 }
 
 Side Engine::Impl::SideOf(OutputId output, Side by_policy) const {
@@ -105,6 +100,7 @@ void Engine::Impl::PinInputs(OperationId operation, int32_t change) {
 BlockId Engine::Impl::FindRoom(int64_t bytes, Side side) {
   const BlockId block = memory.blocks().FindFree(bytes, side);
   if (block != kNone) return block;
+  memory.BeginSearch();
   memory.CountSearch(memory.Fragmentation());
   const auto& timer = memory.options().timer;
   const double begin = timer ? timer() : 0;

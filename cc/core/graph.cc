@@ -83,6 +83,60 @@ OperationId Graph::AddOperation(std::span<const StorageId> inputs,
   return id;
 }
 
+StorageId Graph::AddStorageNow(const Storage& storage) {
+  ++scalars_.live_storages;
+  const StorageId id = scalars_.dead_storage;
+  if (id == kNone) return storages_.AppendNow(storage);
+  Storage& record = storages_.Now(id);
+  scalars_.dead_storage = record.producer;
+  record = storage;
+  return id;
+}
+
+Graph::Added Graph::AddExecuted(std::span<const StorageId> inputs, const OutputSpec& output,
+                                const Operation& operation, const Storage& storage) {
+  ++scalars_.live_operations;
+  OperationId id = scalars_.dead_operation;
+  if (id == kNone) {
+    id = operations_.AppendNow({});
+  } else {
+    scalars_.dead_operation = operations_[id].first_edge;
+  }
+  EdgeId next_edge = kNone;
+  for (size_t i = inputs.size(); i-- > 0;) {  // backwards, as in AddOperation
+    Storage& input = storages_.Now(inputs[i]);
+    EdgeId edge_id = scalars_.dead_edge;
+    if (edge_id == kNone) {
+      edge_id = edges_.AppendNow({});
+    } else {
+      scalars_.dead_edge = edges_[edge_id].next_in_operation;
+    }
+    if (input.first_consumer != kNone) {
+      edges_.Now(input.first_consumer).previous_in_storage = edge_id;
+    }
+    edges_.Now(edge_id) = {id, inputs[i], next_edge, input.first_consumer, kNone};
+    input.first_consumer = edge_id;
+    ++input.needed_by;
+    next_edge = edge_id;
+  }
+  OutputId output_id = scalars_.dead_output;
+  if (output_id == kNone) {
+    output_id = outputs_.AppendNow({});
+  } else {
+    scalars_.dead_output = outputs_[output_id].next;
+  }
+  const StorageId added = AddStorageNow(storage);
+  storages_.Now(added).producer = id;
+  storages_.Now(added).output = output_id;
+  outputs_.Now(output_id) = {output.bytes,   added,       kNone,       output.in_place_input,
+                             output.outside, output.side, output.place};
+  Operation& record = operations_.Now(id);
+  record = operation;
+  record.first_edge = next_edge;
+  record.first_output = output_id;
+  return {id, added};
+}
+
 StorageId Graph::PopEdge(OperationId id) {
   Operation& operation = operations_.Mutable(id);
   const EdgeId edge_id = operation.first_edge;

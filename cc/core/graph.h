@@ -89,6 +89,8 @@ class Graph {
   [[nodiscard]] Storage& MutableStorage(StorageId id) { return storages_.Mutable(id); }
   [[nodiscard]] Operation& MutableOperation(OperationId id) { return operations_.Mutable(id); }
   [[nodiscard]] Output& MutableOutput(OutputId id) { return outputs_.Mutable(id); }
+  // While nothing is recorded.
+  [[nodiscard]] Storage& StorageNow(StorageId id) { return storages_.Now(id); }
   [[nodiscard]] int32_t storage_capacity() const { return storages_.count(); }
   [[nodiscard]] int32_t operation_capacity() const { return operations_.count(); }
   [[nodiscard]] int32_t live_storages() const { return scalars_.live_storages; }
@@ -105,6 +107,16 @@ class Graph {
   // Its outputs become unborn storages with one reference each.
   OperationId AddOperation(std::span<const StorageId> inputs, std::span<const OutputSpec> outputs,
                            double cost_seconds, bool recomputable);
+  // While nothing is recorded: as AddOperation with one output, of an operation that has run. The
+  // storage's producer and output are set; its other members are taken as they are.
+  struct Added {
+    OperationId operation = kNone;
+    StorageId storage = kNone;
+  };
+  Added AddExecuted(std::span<const StorageId> inputs, const OutputSpec& output,
+                    const Operation& operation, const Storage& storage);
+  // While nothing is recorded, as AddStorage.
+  StorageId AddStorageNow(const Storage& storage);
   // Takes out the first edge of an operation; returns the storage it read.
   StorageId PopEdge(OperationId id);
   // Gives up the records of an operation without edges. Its living outputs lose their recipe.

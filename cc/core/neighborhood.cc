@@ -30,6 +30,7 @@ void Neighborhood::ForEachNeighbor(StorageId storage, Visit visit) const {
 
 void Neighborhood::OnEvicted(StorageId storage) {
   ++evicted_count_;
+  if (!awake_) return;
   if (mode_ == NeighborhoodMode::kUnionFind) AddNode(storage);
   TellNeighbors(storage, 1);
   if (components_.count() > 1024 + 8 * evicted_count_) Rebuild();
@@ -37,6 +38,7 @@ void Neighborhood::OnEvicted(StorageId storage) {
 
 void Neighborhood::OnNoLongerEvicted(StorageId storage) {
   --evicted_count_;
+  if (!awake_) return;
   TellNeighbors(storage, -1);
   if (mode_ != NeighborhoodMode::kUnionFind) return;
   Storage& record = graph_.MutableStorage(storage);
@@ -60,7 +62,7 @@ void Neighborhood::TellNeighbors(StorageId storage, int32_t sign) {
 }
 
 void Neighborhood::TellAcross(OperationId operation, int32_t sign) {
-  if (evicted_count_ == 0) return;
+  if (evicted_count_ == 0 || !awake_) return;
   const Operation& op = graph_.operation(operation);
   for (EdgeId e = op.first_edge; e != kNone; e = graph_.edge(e).next_in_operation) {
     const StorageId input = graph_.edge(e).storage;
@@ -96,6 +98,11 @@ void Neighborhood::AddNode(StorageId storage) {
   });
 }
 
+void Neighborhood::Begin() {
+  awake_ = true;
+  if (evicted_count_ > 0) Rebuild();
+}
+
 void Neighborhood::Rebuild() {
   components_.Clear();
   const int32_t count = graph_.storage_capacity();
@@ -110,7 +117,7 @@ void Neighborhood::Rebuild() {
   // Each joins those before it, which have told it.
   for (StorageId s = 0; s < count; ++s) {
     if (graph_.storage(s).state != StorageState::kEvicted) continue;
-    AddNode(s);
+    if (mode_ == NeighborhoodMode::kUnionFind) AddNode(s);
     TellNeighbors(s, 1);
   }
 }
@@ -208,6 +215,7 @@ Fixed Neighborhood::WalkedCost(StorageId storage, NeighborhoodMode mode) const {
 }
 
 void Neighborhood::Validate() const {
+  if (!awake_) return;
   int32_t evicted_count = 0;
   std::vector<Fixed> costs(static_cast<size_t>(components_.count()), 0);
   for (StorageId s = 0; s < graph_.storage_capacity(); ++s) {
@@ -244,7 +252,7 @@ void Neighborhood::Validate() const {
 }
 
 uint64_t Neighborhood::Fingerprint(uint64_t hash) const {
-  hash = HashValues(hash, evicted_count_, components_.count());
+  hash = HashValues(hash, evicted_count_, components_.count(), awake_);
   for (ComponentId c = 0; c < components_.count(); ++c) {
     const Component& component = components_[c];
     hash =

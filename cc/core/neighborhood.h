@@ -10,7 +10,8 @@
 //   union-find  components of evicted neighbours, ignoring direction. A storage that comes back
 //               takes its cost out of its component but does not split it; when it is evicted again
 //               it starts as a fresh node. Never less than the exact cost.
-// Invariants: evicted_neighbors(s) counts evicted neighbours, once per edge; the cost of a
+// Asleep it counts what is evicted and nothing else; waking, it looks at the whole graph once.
+// Invariants, awake: evicted_neighbors(s) counts evicted neighbours, once per edge; the cost of a
 // component's root is the sum of the costs of the storages in it that are evicted now (exactly:
 // costs are fixed-point).
 // Unions go by size without path compression, so that reading changes nothing. All nodes are let go
@@ -38,7 +39,14 @@ namespace coop {
 
 class Neighborhood {
  public:
-  Neighborhood(Graph& graph, NeighborhoodMode mode) : graph_(graph), mode_(mode) {}
+  // `sleeps`: nothing is kept until Wake.
+  Neighborhood(Graph& graph, NeighborhoodMode mode, bool sleeps)
+      : graph_(graph), mode_(mode), awake_(!sleeps) {}
+
+  // Before costs are asked for.
+  void Wake() {
+    if (!awake_) Begin();
+  }
 
   // After the storage became evicted.
   void OnEvicted(StorageId storage);
@@ -60,12 +68,14 @@ class Neighborhood {
   struct MarkPoint {
     size_t components = 0;
     int32_t evicted_count = 0;
+    bool awake = true;
   };
   void Record(bool recording) { components_.Record(recording); }
-  [[nodiscard]] MarkPoint Mark() const { return {components_.Mark(), evicted_count_}; }
+  [[nodiscard]] MarkPoint Mark() const { return {components_.Mark(), evicted_count_, awake_}; }
   void Rollback(const MarkPoint& mark) {
     components_.Rollback(mark.components);
     evicted_count_ = mark.evicted_count;
+    awake_ = mark.awake;
   }
 
   void Validate() const;
@@ -89,6 +99,7 @@ class Neighborhood {
   void TellAcross(OperationId operation, int32_t sign);
   [[nodiscard]] ComponentId Root(ComponentId component) const;
   void AddNode(StorageId storage);
+  void Begin();
   void Rebuild();
   [[nodiscard]] Fixed ComponentsCost(StorageId storage) const;
   [[nodiscard]] Fixed WalkedCost(StorageId storage, NeighborhoodMode mode) const;
@@ -97,6 +108,7 @@ class Neighborhood {
   NeighborhoodMode mode_;
   JournaledVector<Component> components_;
   int32_t evicted_count_ = 0;
+  bool awake_;
   // Scratch of the const searches: what was seen in the search of that number.
   [[nodiscard]] bool FirstVisit(int32_t id) const;
   void BeginVisits(int32_t count) const;

@@ -12,7 +12,7 @@ Residency::Residency(const EngineOptions& options)
                       options.policy.heuristic == Heuristic::kDte),
       looks_ahead_(options.policy.heuristic == Heuristic::kLookahead),
       blocks_(options.capacity_bytes, options.alignment_bytes),
-      neighborhood_(graph_, options.policy.neighborhood),
+      neighborhood_(graph_, options.policy.neighborhood, options.costs_from_first_search),
       demand_(graph_) {}
 
 int64_t Residency::LargestWindowBytes() const {

@@ -113,6 +113,12 @@ class Residency {
   [[nodiscard]] bool IsOfNoUse(StorageId id) const {
     return IsEvictableNow(id) && protects(id) == 0 && upcoming_.IsReadNever(id);
   }
+  // From where an operation that makes so many bytes takes its memory, by the policy.
+  [[nodiscard]] Side SideOf(double cost_seconds, int64_t bytes) const {
+    if (!options_.policy.cheap_partitioning) return Side::kLeft;
+    const double least = options_.expensive_seconds_per_byte * static_cast<double>(bytes);
+    return cost_seconds >= least ? Side::kLeft : Side::kRight;
+  }
   // Bytes of the largest run of neighbours that are free or evictable now.
   [[nodiscard]] int64_t LargestWindowBytes() const;
   [[nodiscard]] int64_t EvictableBytesNow() const;
@@ -146,6 +152,8 @@ class Residency {
     scalars_.stats.peak_in_use_bytes = scalars_.stats.in_use_bytes + scalars_.stats.outside_bytes;
     scalars_.stats.peak_outside_bytes = scalars_.stats.outside_bytes;
   }
+  // Before scores are asked for.
+  void BeginSearch() { neighborhood_.Wake(); }
   void CountSearch(double fragmentation);
   void CountSearchSeconds(double seconds) { scalars_.stats.search_seconds += seconds; }
 
@@ -159,6 +167,11 @@ class Residency {
   };
   // Emits the kRun action and makes the books say that it was carried out.
   void CommitRun(OperationId id, std::span<const PlacedOutput> outputs);
+
+  // The short way, and the way back from it: see the engine's functions of these names.
+  bool RunDirectly(std::span<const StorageId> inputs, const OutputSpec& output, double cost_seconds,
+                   bool recomputable, Engine::DirectRun* run);
+  void TakeBack(StorageId output);
 
   // --- Pins ---
   void Pin(StorageId id, int32_t change) { HoldOf(id).pins += change; }

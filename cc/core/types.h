@@ -77,6 +77,9 @@ struct EngineOptions {
   double expensive_seconds_per_byte = 0.0;
   // Seconds since anything; times the searches. Null: they are not timed.
   std::function<double()> timer;
+  // Projected costs are kept from the first search on, not before: for a front end that expects
+  // none. What was evicted and died by then no longer joins what is around it.
+  bool costs_from_first_search = false;
   // A request that would bring Stats::recomputations above this fails; 0: any number.
   int64_t max_recomputations = 0;
   // The same for those that were tried, also where what they were for failed and they were undone:

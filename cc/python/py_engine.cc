@@ -47,9 +47,13 @@ void RaiseNoSpace(const Failure& failure) {
 }
 
 PyEngine::PyEngine(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
-                   double expensive_seconds_per_byte, bool timed)
-    : engine_(EngineOptions{capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte,
-                            timed ? &SteadySeconds : std::function<double()>()}) {}
+                   double expensive_seconds_per_byte, bool timed, bool costs_from_first_search)
+    : engine_(EngineOptions{.capacity_bytes = capacity_bytes,
+                            .alignment_bytes = alignment_bytes,
+                            .policy = policy,
+                            .expensive_seconds_per_byte = expensive_seconds_per_byte,
+                            .timer = timed ? &SteadySeconds : std::function<double()>(),
+                            .costs_from_first_search = costs_from_first_search}) {}
 
 nb::object PyEngine::Submit(nb::handle inputs, const OperationSpec& spec) {
   ReadInputs(inputs);

@@ -30,7 +30,7 @@ void BindNoSpaceError(nanobind::module_& module);
 class PyEngine {
  public:
   PyEngine(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
-           double expensive_seconds_per_byte, bool timed);
+           double expensive_seconds_per_byte, bool timed, bool costs_from_first_search = false);
 
   [[nodiscard]] Engine& engine() { return engine_; }
   [[nodiscard]] const Engine& engine() const { return engine_; }

@@ -18,13 +18,26 @@ ScalarArrays::Kind ScalarArrays::KindOf(nb::handle x) {
   return {aval.attr("dtype"), nb::cast<bool>(aval.attr("weak_type"))};
 }
 
+bool ScalarArrays::ReadInto(nb::handle x, void* to) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(x.ptr(), &buffer, PyBUF_SIMPLE) == 0) {
+    const bool fits = buffer.len <= static_cast<Py_ssize_t>(kMostBytes);
+    if (fits) std::memcpy(to, buffer.buf, static_cast<size_t>(buffer.len));
+    PyBuffer_Release(&buffer);
+    return fits;
+  }
+  PyErr_Clear();  // dtypes that NumPy does not know itself have no buffers
+  const auto bytes = nb::cast<nb::bytes>(x.attr("tobytes")());
+  if (bytes.size() > kMostBytes) return false;
+  std::memcpy(to, bytes.c_str(), bytes.size());
+  return true;
+}
+
 nb::object ScalarArrays::CopyOf(nb::handle x) {
   const Kind kind = KindOf(x);
-  const auto bytes = nb::cast<nb::bytes>(x.attr("tobytes")());
-  if (bytes.size() > kMostBytes) return x.attr("copy")();
   Content content{.dtype = reinterpret_cast<uintptr_t>(kind.dtype.ptr()),
                   .weak_type = kind.weak_type};
-  std::memcpy(content.words.data(), bytes.c_str(), bytes.size());
+  if (!ReadInto(x, content.words.data())) return x.attr("copy")();
   const auto found = copies_.find(content);
   if (found != copies_.end()) return found->second;
   nb::object copy = x.attr("copy")();

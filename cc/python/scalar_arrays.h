@@ -48,6 +48,8 @@ class ScalarArrays {
     std::array<uint64_t, kMostBytes / sizeof(uint64_t)> words{};
     bool operator==(const Content&) const = default;
   };
+  // The content; false where it is too large.
+  static bool ReadInto(nanobind::handle x, void* to);
   struct Hash {
     size_t operator()(const Content& content) const;
   };

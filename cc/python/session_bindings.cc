@@ -3,7 +3,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -73,6 +75,30 @@ void InitPrepared(Prepared* self, nb::object executable, nb::object kernel,
                       .in_place = std::move(forms)};
 }
 
+// SessionCore.apply(session, primitive, operands, params, context=None). By hand: nanobind's way
+// from Python to a method is longer than what this one does.
+PyObject* Apply(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept {
+  if (count != 4 && count != 5) {
+    PyErr_SetString(PyExc_TypeError,
+                    "apply takes a session, a primitive, operands, params and perhaps a context");
+    return nullptr;
+  }
+  try {
+    return nb::inst_ptr<SessionCore>(self)
+        ->Apply(arguments[0], arguments[1], arguments[2], arguments[3],
+                count == 5 ? arguments[4] : Py_None)
+        .release()
+        .ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 void BindSession(nb::module_& module) {
@@ -97,16 +123,21 @@ void BindSession(nb::module_& module) {
       .def(nb::init<>())
       .def("__len__", &SlotCells::size);
 
+  static std::array<PyMethodDef, 2> methods{{
+      {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Apply)), METH_FASTCALL,
+       nullptr},
+      {nullptr, nullptr, 0, nullptr},
+  }};
+  static std::array<PyType_Slot, 2> slots{{{Py_tp_methods, methods.data()}, {0, nullptr}}};
   nb::class_<SessionCore, PyEngine>(module, "SessionCore",
-                                    "An engine and what a session holds; runs operations.")
+                                    "An engine and what a session holds; runs operations.",
+                                    nb::type_slots(slots.data()))
       .def(nb::init<int64_t, int64_t, const Policy&, double, nb::object, nb::object, nb::object,
-                    nb::tuple, nb::object, nb::object, bool>(),
+                    nb::tuple, nb::object, nb::object, bool, bool>(),
            nb::arg("capacity_bytes"), nb::arg("alignment_bytes"), nb::arg("policy"),
            nb::arg("expensive_seconds_per_byte"), nb::arg("pool"), nb::arg("cells"),
            nb::arg("load"), nb::arg("load_arguments"), nb::arg("operand_key"), nb::arg("prepared"),
-           nb::arg("fast"))
-      .def("apply", &SessionCore::Apply, nb::arg("session"), nb::arg("primitive"),
-           nb::arg("operands"), nb::arg("params"), nb::arg("context").none() = nb::none())
+           nb::arg("fast"), nb::arg("roomy"))
       .def("run", &SessionCore::Run, nb::arg("session"), nb::arg("prepared"), nb::arg("operands"))
       .def("bring", &SessionCore::Bring, nb::arg("session"), nb::arg("storage"))
       .def("reserve_room", &SessionCore::ReserveRoom, nb::arg("session"), nb::arg("nbytes"))

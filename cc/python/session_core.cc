@@ -14,10 +14,6 @@ namespace nb = nanobind;
 namespace coop::python {
 namespace {
 
-// Python's, JAX's literals, which derive from them, included: given as they are every time. Others
-// are recognised in Python.
-bool IsNumber(nb::handle x) { return PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr()); }
-
 // NumPy's arrays without dimensions: given every time, too, but as they are now; whoever has them
 // may write into them.
 bool IsScalarArray(nb::handle x, nb::handle ndarray) {
@@ -30,8 +26,8 @@ bool IsScalarArray(nb::handle x, nb::handle ndarray) {
 SessionCore::SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
                          double expensive_seconds_per_byte, nb::object pool, nb::object cells,
                          nb::object load, nb::tuple load_arguments, nb::object operand_key,
-                         nb::object prepared, bool fast)
-    : PyEngine(capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte, true),
+                         nb::object prepared, bool fast, bool roomy)
+    : PyEngine(capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte, true, roomy),
       pool_(std::move(pool)),
       cells_owner_(std::move(cells)),
       cells_(nb::cast<SlotCells&>(cells_owner_)),
@@ -42,7 +38,11 @@ SessionCore::SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const 
       prepared_(nb::cast<PreparedOperations&>(prepared_owner_)),
       ndarray_(nb::module_::import_("numpy").attr("ndarray")),
       fast_(fast),
-      dead_(std::make_shared<DeadList>()) {}
+      direct_(fast && !policy.evict_always),
+      roomy_(roomy),
+      dead_(std::make_shared<DeadList>()) {
+  cells_.places.Begin();
+}
 
 // --- Running ---
 
@@ -60,6 +60,10 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
     if (result.is_valid()) return result;
   }
   if (interruptible && !consumed) session.attr("_on_step")();
+  if (direct_ && history_ == nullptr) {
+    nb::object results = RunDirectly(session, owner, operands);
+    if (results.is_valid()) return results;
+  }
   std::vector<nb::object> made = ReadOperands(session, prepared, operands);
   CollectDead();
   MakeRoom(session, prepared.slots, prepared.outside_bytes);
@@ -172,6 +176,11 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
     session.attr("_on_no_space")(owner, FailureDict(failure));
     throw std::logic_error("invariant: _on_no_space raises");
   }
+  KeepRecipe(owner, operation);
+  return operation;
+}
+
+void SessionCore::KeepRecipe(nb::handle owner, OperationId operation) {
   std::unique_ptr<Recipe> recipe;
   if (spare_recipes_.empty()) {
     recipe = std::make_unique<Recipe>();
@@ -179,14 +188,13 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
     recipe = std::move(spare_recipes_.back());
     spare_recipes_.pop_back();
   }
-  recipe->prepared = &prepared;
+  recipe->prepared = nb::inst_ptr<Prepared>(owner);
   recipe->owner = nb::borrow(owner);
   recipe->refs.swap(refs_);
   recipe->outputs = outputs_;
   const auto index = static_cast<size_t>(operation);
   if (recipes_.size() <= index) recipes_.resize(index + 1);
   recipes_[index] = std::move(recipe);
-  return operation;
 }
 
 void SessionCore::DropRecipe(OperationId operation) {

@@ -42,6 +42,12 @@ struct CompiledCall {
   ShortList<std::pair<int32_t, nanobind::object>, 1> slots;  // (result, SlotSpec)
 };
 
+// Python's, JAX's literals, which derive from them, included: given as they are every time. Other
+// operands that are no Values are recognised in Python.
+[[nodiscard]] inline bool IsNumber(nanobind::handle x) {
+  return PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr());
+}
+
 // Of a value outside the pool, as the budget counts it.
 [[nodiscard]] constexpr int64_t RoundUpOutside(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -72,11 +78,12 @@ class SessionCore : public PyEngine {
  public:
   // `load`: called with a capsule and `load_arguments`, imports it. `operand_key`: a hashable of an
   // operand that is no Value. `prepared`: the device's PreparedOperations. `fast`: whether launches
-  // may bypass the session. `cells`: a SlotCells of the pool.
+  // may bypass the session. `roomy`: whether nothing is expected to be evicted. `cells`: a
+  // SlotCells of the pool.
   SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
               double expensive_seconds_per_byte, nanobind::object pool, nanobind::object cells,
               nanobind::object load, nanobind::tuple load_arguments, nanobind::object operand_key,
-              nanobind::object prepared, bool fast);
+              nanobind::object prepared, bool fast, bool roomy);
 
   // --- Running ---
 
@@ -173,6 +180,15 @@ class SessionCore : public PyEngine {
   // Fills refs_ and inputs_; values made for it must live until the engine has the operation.
   std::vector<nanobind::object> ReadOperands(nanobind::handle session, const Prepared& prepared,
                                              nanobind::handle operands);
+  // The short way (session_direct.cc): as Run. Invalid, and nothing done, for what has to go the
+  // general way.
+  nanobind::object RunDirectly(nanobind::handle session, nanobind::handle owner,
+                               nanobind::handle operands);
+  // Fills inputs_, pointers_ after the places of the slots, and refs_, as the general way would;
+  // false where it has to be gone.
+  bool ReadDirectly(nanobind::handle session, const Prepared& prepared, nanobind::handle operands);
+  // Of pointers_, which begin with empty places for the slots: the one result.
+  nanobind::object LaunchDirectly(const Prepared& prepared, int64_t offset);
   // The form that overwrites an operand of which nothing but `operands`, a list, holds the value,
   // so that it dies here; null for none.
   Prepared::Form* Overwriting(nanobind::handle session, nanobind::handle owner,
@@ -192,6 +208,8 @@ class SessionCore : public PyEngine {
   void AppendResults(const Prepared& prepared, nanobind::list* results);
   // Adds the operation and has the engine plan it; raises where there is no room.
   OperationId Submit(nanobind::handle session, nanobind::handle owner);
+  // Of refs_ and outputs_.
+  void KeepRecipe(nanobind::handle owner, OperationId operation);
   void DropRecipe(OperationId operation);
   // Carries out the last transaction; what was not is taken back if something raises.
   void CarryOut(nanobind::handle session);
@@ -223,6 +241,8 @@ class SessionCore : public PyEngine {
   PreparedOperations& prepared_;
   nanobind::object ndarray_;  // NumPy's type
   bool fast_;
+  bool direct_;  // whether operations may go the short way
+  bool roomy_;   // whether places are as good as each other
   History* history_ = nullptr;
   std::shared_ptr<DeadList> dead_;
   std::vector<Held> held_;

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "cc/core/check.h"
+#include "cc/python/last_places.h"
 
 namespace coop::python {
 
@@ -28,17 +29,21 @@ class SlotCells {
   // An array to donate or to read; invalid if none is kept.
   [[nodiscard]] nanobind::object Take(int64_t offset, int32_t key) {
     const auto found = cells_.find({offset, key});
-    if (found == cells_.end()) return {};
-    nanobind::object array = std::move(found->second);
-    cells_.erase(found);
+    if (found == cells_.end() || !found->second.is_valid()) return {};
+    nanobind::object array = std::move(found->second);  // the place stays: it is kept again soon
     // The user may delete any array that JAX lists as alive.
     if (nanobind::cast<bool>(array.attr("is_deleted")())) return {};
     return array;
   }
 
   void Keep(int64_t offset, int32_t key, nanobind::object array) {
+    const auto found = cells_.find({offset, key});
+    if (found != cells_.end()) {
+      std::swap(found->second, array);
+      return;
+    }
     if (cells_.size() >= kMost) Clear();
-    cells_.insert_or_assign({offset, key}, std::move(array));
+    cells_.emplace(Place{offset, key}, std::move(array));
   }
 
   // The SlotSpec by which an array of one kind is seen as another, None where it can be taken as it
@@ -52,6 +57,8 @@ class SlotCells {
   }
 
   [[nodiscard]] size_t size() const { return cells_.size(); }
+
+  LastPlaces places;  // so that what is kept is of use again
 
  private:
   static constexpr size_t kMost = 1 << 14;

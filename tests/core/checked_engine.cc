@@ -94,6 +94,50 @@ std::optional<std::vector<StorageId>> CheckedEngine::Submit(std::span<const Stor
   return outputs;
 }
 
+bool CheckedEngine::RunDirectly(std::span<const StorageId> inputs, const OutputSpec& spec,
+                                double cost_seconds, bool recomputable, bool take_back) {
+  const uint64_t before = engine_.Fingerprint();
+  Engine::DirectRun run;
+  if (!engine_.RunDirectly(inputs, spec, cost_seconds, recomputable, &run)) {
+    Require(engine_.Fingerprint() == before, "a refused RunDirectly changed the state");
+    return false;
+  }
+  ++counters_.direct;
+  const uint64_t seed = next_seed_++;
+  uint64_t content = seed;
+  for (const StorageId input : inputs) content = Mix(content, memory_.ContentOf(input));
+  max_storage_ = std::max(max_storage_, run.output);
+  Require(!held_.contains(run.output), "a new storage has the id of a held one", run.output);
+  Require(spec.outside == (run.offset < 0), "an output lies where it was not asked to", run.output);
+  Require((run.operation != kNone) == (recomputable && !spec.outside),
+          "exactly what can be recomputed has a recipe", run.output);
+  memory_.Define(run.output, spec.bytes, spec.outside, Mix(content, 0));
+  if (run.operation != kNone) {
+    Require(!recipes_.contains(run.operation), "a new operation has the id of a live one",
+            run.operation);
+    recipes_[run.operation] = {.seed = seed,
+                               .cost_seconds = cost_seconds,
+                               .recomputable = true,
+                               .inputs = {inputs.begin(), inputs.end()},
+                               .outputs = {run.output},
+                               .specs = {spec}};
+  }
+  const std::vector<FakePlacement> places{{run.output, run.offset, kNone}};
+  memory_.Run(seed, std::vector(inputs.begin(), inputs.end()), std::vector{run.output},
+              std::vector{spec.bytes}, places);
+  if (take_back) {
+    const int64_t operations = engine_.stats().operations;
+    engine_.TakeBack(run);
+    Require(engine_.stats().operations == operations - 1, "what was taken back did not run");
+    ++counters_.taken_back;
+  } else {
+    ++counters_.runs;
+    held_[run.output] = Known{.outside = spec.outside, .recomputable = recomputable};
+  }
+  TakeFreedAndRetired();
+  return true;
+}
+
 std::optional<StorageId> CheckedEngine::AddForeign(int64_t offset, int64_t bytes, bool donated) {
   const uint64_t before = engine_.Fingerprint();
   const bool free = memory_.Free(offset, bytes);

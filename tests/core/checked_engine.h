@@ -48,6 +48,7 @@ class CheckedEngine {
   struct Counters {
     int64_t runs = 0, failed_runs = 0, aborts = 0, aborted_runs = 0;
     int64_t recomputations = 0, evictions = 0, drops = 0, scratch = 0;
+    int64_t direct = 0, taken_back = 0;
     int64_t in_place = 0, in_place_sources = 0, materialized = 0, reservations = 0;
   };
 
@@ -63,6 +64,11 @@ class CheckedEngine {
   std::optional<std::vector<StorageId>> Submit(std::span<const StorageId> inputs,
                                                std::span<const OutputSpec> specs,
                                                double cost_seconds, bool recomputable = true);
+
+  // The short way, and perhaps back. False where it has to go the general way, with the state
+  // unchanged.
+  bool RunDirectly(std::span<const StorageId> inputs, const OutputSpec& spec, double cost_seconds,
+                   bool recomputable, bool take_back);
 
   // False where refused, with the state unchanged (for a foreign block: exactly where not free).
   std::optional<StorageId> AddForeign(int64_t offset, int64_t bytes, bool donated);

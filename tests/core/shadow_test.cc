@@ -18,6 +18,7 @@ ShadowOptions Options(const Policy& policy, int64_t blocks, int max_held) {
   options.engine.alignment_bytes = 64;
   options.engine.policy = policy;
   options.engine.expensive_seconds_per_byte = 5e-8;
+  options.engine.costs_from_first_search = blocks == 40;  // in one of the settings
   options.max_held = max_held;
   return options;
 }
@@ -58,6 +59,8 @@ TEST_P(ShadowTest, RandomCallsNeverGiveWrongDataAndAlwaysValidate) {
       total.aborted_runs += counters.aborted_runs;
       total.recomputations += counters.recomputations;
       total.evictions += counters.evictions;
+      total.direct += counters.direct;
+      total.taken_back += counters.taken_back;
       total.in_place += counters.in_place;
       total.in_place_sources += counters.in_place_sources;
       total.scratch += counters.scratch;
@@ -69,6 +72,10 @@ TEST_P(ShadowTest, RandomCallsNeverGiveWrongDataAndAlwaysValidate) {
   EXPECT_GT(total.runs, 1000);
   EXPECT_GT(total.failed_runs, 50);
   EXPECT_GT(total.aborted_runs, 10);
+  if (!GetParam().policy.evict_always) {
+    EXPECT_GT(total.direct, 200);
+    EXPECT_GT(total.taken_back, 5);
+  }
   EXPECT_GT(total.recomputations, 200);
   EXPECT_GT(total.evictions, 200);
   EXPECT_GT(total.scratch, 20);
