@@ -574,6 +574,7 @@ class SessionCore(Engine):
         operands: Sequence[Any],
         params: dict[str, Any],
         context: Any = None,
+        /,
     ) -> list[Value] | Literal[False] | None:
         """Run what is prepared for a primitive.
 

@@ -56,6 +56,7 @@ class SlotCells {
     const auto gone = std::exchange(cells_, {});  // what letting go of them runs may come back here
   }
 
+  // Places and kinds that something is, or was, kept for.
   [[nodiscard]] size_t size() const { return cells_.size(); }
 
   LastPlaces places;  // so that what is kept is of use again
