@@ -68,7 +68,6 @@ class Session:
         self._memory.pool.drain_freed()
         policy = lesson and lesson.begin(self._memory.pool.live_blocks())
         load, load_arguments = arrays.importer(self._memory.device)
-        unlimited = runtime.budget_bytes is None
         self._core = _core.SessionCore(
             runtime.capacity_bytes(),
             settings.alignment_bytes,
@@ -84,13 +83,13 @@ class Session:
             and self._memory.synchronous
             and self._verifier is None
             and not arrays.looks_for_nans(),
-            unlimited,
+            runtime.budget_bytes is None,
         )
         core = self._core
         core.interruptible = interrupts is not None
         known_bytes = 0 if lesson is None else lesson.workspace_bytes
         core.workspace_bytes = max(runtime._workspace_bytes, known_bytes)
-        core.reserved_bytes = runtime.capacity_bytes() if unlimited else 0
+        core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
         self._peak_bytes = 0
         self._callers_refs = CallersRefs()
         self._lesson = lesson
