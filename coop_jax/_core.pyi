@@ -527,7 +527,9 @@ def operation_key(
 class PreparedOperations:
     """Prepared operations by their keys. See cc/python/operation_key.h."""
 
-    def __init__(self, literals: frozenset[type], constant: type, literal_array: type) -> None: ...
+    def __init__(
+        self, literals: frozenset[type], constant: type, literal_array: type, literal_aval: Any
+    ) -> None: ...
     def find(
         self,
         operand_key: Callable[[Any], Hashable],

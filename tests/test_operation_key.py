@@ -21,7 +21,12 @@ from coop_jax._src.values import operand_key
 _NOTHING = object()
 
 # What the table is told of JAX's literals.
-KINDS = (jaxprs.WEAK_LITERALS, LiteralValue, jaxprs.LITERAL_ARRAY)
+KINDS = (
+    jaxprs.WEAK_LITERALS,
+    LiteralValue,
+    jaxprs.LITERAL_ARRAY,
+    jaxprs.LITERAL_ARRAY_AVAL,
+)
 
 
 class Axes(NamedTuple):
@@ -103,6 +108,65 @@ def test_the_short_way_agrees_with_the_full_key() -> None:
     assert 1000 < again < 19_000
     assert len(table) == len(prepared)
     session.close()
+
+
+def test_operations_are_told_apart_where_calls_repeat() -> None:
+    """What is expected next, by what came last time, is found only where it is what comes."""
+    generator = random.Random(3)
+    table = _core.PreparedOperations(*KINDS)
+    prepared: dict[Any, object] = {}
+
+    def some_call() -> tuple[Any, list[Any], dict[str, Any]]:
+        params = {"axis": some_param(generator), "mode": some_param(generator)}
+        operands = [generator.choice([1.0, 2]) for _ in range(generator.randrange(1, 3))]
+        return generator.choice([jax.lax.add_p, jax.lax.mul_p]), operands, params
+
+    calls = [some_call() for _ in range(60)]
+    for _ in range(200):
+        if generator.random() < 0.5:  # once different: in one parameter, or in one operation
+            place = generator.randrange(len(calls))
+            if generator.random() < 0.5:
+                calls[place][2]["mode"] = some_param(generator)
+            else:
+                calls[place] = some_call()
+        for primitive, operands, params in calls:
+            key = _core.operation_key(operand_key, primitive, operands, params, None)
+            found = table.find(operand_key, primitive, operands, params, None, _NOTHING)
+            assert found is prepared.get(key, _NOTHING)
+            if found is _NOTHING:
+                prepared[key] = entry = object()
+                table[key] = entry  # type: ignore[assignment]
+        if generator.random() < 0.03:
+            table.clear()
+            prepared.clear()
+
+
+def test_numpys_integers_are_not_hashed_again() -> None:
+    """NumPy's functions of shapes give new ones each time."""
+    hashed = []
+
+    class Counted:
+        def __hash__(self) -> int:
+            hashed.append(self)
+            return 1
+
+    counted = Counted()
+
+    def find(*axes: Any) -> Any:
+        call = (operand_key, jax.lax.neg_p, [2.0], {"axes": axes, "mode": counted}, None)
+        return table.find(*call, _NOTHING)
+
+    table = _core.PreparedOperations(*KINDS)
+    first = (operand_key, jax.lax.neg_p, [2.0], {"axes": (3, 400), "mode": counted}, None)
+    table[_core.operation_key(*first)] = None
+    assert find(3, 400) is None
+    before = len(hashed)
+    assert before > 0
+    for _ in range(3):
+        assert find(np.int64(3), np.int32(400)) is None
+        assert find(3, np.int64(400)) is None
+    assert len(hashed) == before
+    assert find(np.int64(3), np.int64(401)) is _NOTHING
 
 
 def test_many_operands_are_found_too() -> None:

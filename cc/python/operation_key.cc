@@ -1,6 +1,7 @@
 #include "cc/python/operation_key.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "cc/core/check.h"
@@ -14,6 +15,17 @@ namespace {
 
 // What a word that is no address says of those that follow; no object lies so low.
 enum Tag : uint64_t { kInteger = 1, kFloat, kTuple, kValue, kLiteral, kScalar, kConstant, kOther };
+
+// Of the types that NumPy's functions of shapes and axes return: new objects each time, equal to
+// Python's integers.
+bool IsNumPyInteger(nb::handle x) {
+  static const std::array<PyObject*, 2> types = [] {  // never let go of
+    const nb::module_ numpy = nb::module_::import_("numpy");
+    return std::array{nb::object(numpy.attr("int64")).release().ptr(),
+                      nb::object(numpy.attr("int32")).release().ptr()};
+  }();
+  return std::ranges::count(types, reinterpret_cast<PyObject*>(Py_TYPE(x.ptr()))) != 0;
+}
 
 }  // namespace
 
@@ -51,16 +63,18 @@ nb::object OperationKey(nb::handle operand_key, nb::handle primitive, nb::handle
       PyTuple_Pack(5, primitive.ptr(), items.ptr(), keys.ptr(), positions.ptr(), context.ptr()));
 }
 
+void OperationWords::AddInteger(nb::handle x) {
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(x.ptr(), &overflow);
+  if (overflow == 0) Add(kInteger);
+  Add(overflow == 0 ? static_cast<uint64_t>(value) : reinterpret_cast<uint64_t>(x.ptr()));
+}
+
 void OperationWords::AddObject(nb::handle x) {
   PyObject* const object = x.ptr();
   if (PyLong_CheckExact(object)) {
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    if (overflow == 0) {
-      Add(kInteger);
-      Add(static_cast<uint64_t>(value));
-      return;
-    }
+    AddInteger(x);
+    return;
   } else if (PyFloat_CheckExact(object)) {
     Add(kFloat);
     Add(Bits(PyFloat_AS_DOUBLE(object)));
@@ -71,6 +85,9 @@ void OperationWords::AddObject(nb::handle x) {
     Add(reinterpret_cast<uint64_t>(Py_TYPE(object)));
     Add(static_cast<uint64_t>(size));
     for (Py_ssize_t i = 0; i < size && fit(); ++i) AddObject(PyTuple_GET_ITEM(object, i));
+    return;
+  } else if (IsNumPyInteger(x)) {
+    AddInteger(Steal(PyNumber_Index(object)));  // one that fits
     return;
   }
   Add(reinterpret_cast<uint64_t>(object));
@@ -87,8 +104,9 @@ uint64_t OperationWords::Hash() const {
   return HashValues(0, lanes[0], lanes[1], lanes[2], lanes[3]);
 }
 
-bool PreparedOperations::Read(nb::handle operand_key, nb::handle primitive, nb::handle operands,
-                              nb::handle params, nb::handle context, OperationWords* words) const {
+void PreparedOperations::Read(nb::handle operand_key, nb::handle primitive, nb::handle operands,
+                              nb::handle context, OperationWords* words) const {
+  static const Name dtype("dtype");
   words->AddObject(primitive);
   words->AddObject(context);
   const Sequence given(operands);
@@ -105,9 +123,9 @@ bool PreparedOperations::Read(nb::handle operand_key, nb::handle primitive, nb::
     } else if (PySet_Contains(literals_.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(x.ptr()))) ==
                1) {
       words->Add(kLiteral | where);
-      words->AddObject(x.attr("dtype"));
+      words->AddObject(dtype.Of(x));
     } else if (scalars_.Has(x)) {
-      const ScalarArrays::Kind kind = ScalarArrays::KindOf(x);
+      const ScalarArrays::Kind kind = scalars_.KindOf(x);
       words->Add(kScalar | where | static_cast<uint64_t>(kind.weak_type) << 32);
       words->AddObject(kind.dtype);
     } else if (x.type().is(constant_)) {
@@ -118,23 +136,59 @@ bool PreparedOperations::Read(nb::handle operand_key, nb::handle primitive, nb::
       words->AddOwned(Steal(PyObject_CallOneArg(operand_key.ptr(), x.ptr())));
     }
   }
+}
+
+void PreparedOperations::ReadParameters(nb::handle params, OperationWords* words,
+                                        std::vector<Parameter>* parameters) {
   PyObject *name = nullptr, *value = nullptr;
   Py_ssize_t place = 0;
   while (words->fit() && PyDict_Next(params.ptr(), &place, &name, &value)) {
     words->Add(reinterpret_cast<uint64_t>(name));
+    const auto begin = static_cast<uint32_t>(words->size());
     words->AddObject(value);
+    if (parameters == nullptr) continue;
+    parameters->push_back({name, value, begin, static_cast<uint32_t>(words->size())});
   }
-  return words->fit();
+}
+
+bool PreparedOperations::AreOf(const Known& known, nb::handle params, OperationWords* words) {
+  const size_t count = words->size();
+  if (static_cast<size_t>(PyDict_GET_SIZE(params.ptr())) != known.parameters.size()) return false;
+  const Parameter* parameter = known.parameters.begin();
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t place = 0;
+  while (PyDict_Next(params.ptr(), &place, &name, &value)) {
+    if (name != parameter->name) return false;
+    if (value != parameter->value) {  // the same object, kept alive, is what it was
+      words->AddObject(value);
+      const bool same = words->fit() && std::equal(words->begin() + count, words->end(),
+                                                   known.words.begin() + parameter->begin,
+                                                   known.words.begin() + parameter->end);
+      words->Shorten(count);
+      if (!same) return false;
+    }
+    ++parameter;
+  }
+  return true;
 }
 
 nb::object PreparedOperations::Find(nb::handle operand_key, nb::handle primitive,
                                     nb::handle operands, nb::handle params, nb::handle context) {
   OperationWords words;
-  const bool read = Read(operand_key, primitive, operands, params, context, &words);
+  Read(operand_key, primitive, operands, context, &words);
+  const size_t own = words.size();
+  if (Known* const next = Expected(); next != nullptr && own == next->own && words.fit()) {
+    if (std::equal(words.begin(), words.end(), next->words.begin()) &&
+        AreOf(*next, params, &words)) {
+      return Found(next, true);
+    }
+  }
+  ReadParameters(params, &words);
+  const bool read = words.fit();
   const uint64_t hash = read ? words.Hash() : 0;
   if (read && recent_count_ > 0) {
-    const Entry& known = EntryOf(words, hash);
-    if (known.prepared.is_valid()) return known.prepared;
+    Known* const known = EntryOf(words, hash).known.get();
+    if (known != nullptr) return Found(known, false);
   }
   nb::object key = OperationKey(operand_key, primitive, operands, params, context);
   PyObject* const found = PyDict_GetItemWithError(prepared_.ptr(), key.ptr());
@@ -152,27 +206,53 @@ nb::object PreparedOperations::Find(nb::handle operand_key, nb::handle primitive
   const Sequence given(operands);
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i].type().is(constant_)) alive.append(given[i]);
-    if (scalars_.Has(given[i])) alive.append(ScalarArrays::KindOf(given[i]).dtype);
+    if (scalars_.Has(given[i])) alive.append(scalars_.KindOf(given[i]).dtype);
   }
   std::vector<Entry> gone;  // what letting go of them runs may come back here
   if (recent_count_ >= kMostRecent) {
     gone.swap(recent_);
     recent_count_ = 0;
+    followed_.clear();
   }
   Grow();
   Entry& entry = EntryOf(words, hash);
-  if (!entry.prepared.is_valid()) {
+  if (entry.known == nullptr) {
     ++recent_count_;
-    entry = {hash, {words.begin(), words.end()}, prepared, std::move(alive)};
+    std::vector<Parameter> parameters;
+    words.Shorten(own);
+    ReadParameters(params, &words, &parameters);
+    entry = {hash, std::make_unique<Known>(std::move(prepared), number_, static_cast<uint32_t>(own),
+                                           std::vector(words.begin(), words.end()),
+                                           ShortList<Parameter, 12>(std::move(parameters)),
+                                           std::move(alive))};
   }
-  return prepared;
+  return Found(entry.known.get(), false);
+}
+
+PreparedOperations::Known* PreparedOperations::Expected() const {
+  if (before_ >= number_ || number_ - before_ > followed_.size()) return nullptr;
+  return followed_[before_ % kMostFollowed];
+}
+
+nb::object PreparedOperations::Found(Known* known, bool expected) {
+  if (followed_.empty()) number_ = before_ = 0;
+  if (!expected) before_ = known->number;
+  ++before_;
+  known->number = number_;
+  if (followed_.size() < kMostFollowed) {
+    followed_.push_back(known);
+  } else {
+    followed_[number_ % kMostFollowed] = known;
+  }
+  ++number_;
+  return known->prepared;
 }
 
 PreparedOperations::Entry& PreparedOperations::EntryOf(const OperationWords& words, uint64_t hash) {
   const size_t mask = recent_.size() - 1;
   size_t i = hash & mask;
-  while (recent_[i].prepared.is_valid() &&
-         (recent_[i].hash != hash || !std::ranges::equal(recent_[i].words, words))) {
+  while (recent_[i].known != nullptr &&
+         (recent_[i].hash != hash || !std::ranges::equal(recent_[i].known->words, words))) {
     i = (i + 1) & mask;
   }
   return recent_[i];
@@ -183,9 +263,9 @@ void PreparedOperations::Grow() {
   std::vector<Entry> larger(std::max<size_t>(64, 2 * recent_.size()));
   const size_t mask = larger.size() - 1;
   for (Entry& entry : recent_) {
-    if (!entry.prepared.is_valid()) continue;
+    if (entry.known == nullptr) continue;
     size_t i = entry.hash & mask;
-    while (larger[i].prepared.is_valid()) i = (i + 1) & mask;
+    while (larger[i].known != nullptr) i = (i + 1) & mask;
     larger[i] = std::move(entry);
   }
   recent_ = std::move(larger);
@@ -204,6 +284,7 @@ void PreparedOperations::Set(nb::handle key, nb::handle prepared) {
 void PreparedOperations::Clear() {
   const std::vector<Entry> gone = std::exchange(recent_, {});
   recent_count_ = 0;
+  followed_.clear();
   scalars_.Clear();
   prepared_.clear();
 }
@@ -213,8 +294,8 @@ void BindOperationKey(nb::module_& module) {
              nb::arg("operands"), nb::arg("params"), nb::arg("context").none());
 
   nb::class_<PreparedOperations>(module, "PreparedOperations", "Prepared operations by their keys.")
-      .def(nb::init<nb::frozenset, nb::object, nb::object>(), nb::arg("literals"),
-           nb::arg("constant"), nb::arg("literal_array"))
+      .def(nb::init<nb::frozenset, nb::object, nb::object, nb::object>(), nb::arg("literals"),
+           nb::arg("constant"), nb::arg("literal_array"), nb::arg("literal_aval"))
       .def(
           "find",
           [](PreparedOperations& self, nb::handle operand_key, nb::handle primitive,

@@ -10,12 +10,14 @@ namespace nb = nanobind;
 namespace coop::python {
 
 bool ScalarArrays::Has(nb::handle x) const {
-  return x.type().is(type_) && nb::cast<int64_t>(x.attr("ndim")) == 0;
+  return x.type().is(type_) && nb::cast<int64_t>(ndim_.Of(x)) == 0;
 }
 
-ScalarArrays::Kind ScalarArrays::KindOf(nb::handle x) {
-  const nb::object aval = x.attr("aval");
-  return {aval.attr("dtype"), nb::cast<bool>(aval.attr("weak_type"))};
+ScalarArrays::Kind ScalarArrays::KindOf(nb::handle x) const {
+  static const Name dtype("dtype"), weak_type("weak_type");
+  nb::object aval = aval_.Of(x);
+  if (aval.is_none()) aval = x.attr("aval");
+  return {dtype.Of(aval), nb::cast<bool>(weak_type.Of(aval))};
 }
 
 bool ScalarArrays::ReadInto(nb::handle x, void* to) {

@@ -2,7 +2,7 @@
 //
 // Purpose: `x * 0.5` gives an operation such an array, made anew each time. To ask Python what its
 //   key is, and NumPy for a copy (the class has Python code that runs for each), takes as long as
-//   the rest of what an operation needs of us.
+//   the rest of what an operation needs of us; so do the attributes that are written in Python.
 // Model: what an operation depends on is the dtype and weak type; the content is given at each
 //   launch. Whoever has the array may write into it, so what a recipe keeps is a copy, the same one
 //   for equal contents.
@@ -21,12 +21,16 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cc/python/objects.h"
+
 namespace coop::python {
 
 class ScalarArrays {
  public:
-  // `type`: NumPy's arrays with an abstract value as their attribute `aval`.
-  explicit ScalarArrays(nanobind::object type) : type_(std::move(type)) {}
+  // `type`: NumPy's arrays with an abstract value as their attribute `aval`. `aval`: its
+  // descriptor, or that of a slot which has it or None.
+  ScalarArrays(nanobind::object type, nanobind::object aval)
+      : type_(std::move(type)), ndim_(type_.attr("ndim")), aval_(std::move(aval)) {}
 
   // Whether it is of that type itself, and without dimensions.
   [[nodiscard]] bool Has(nanobind::handle x) const;
@@ -35,7 +39,7 @@ class ScalarArrays {
     bool weak_type = false;
   };
   // Of one that it has.
-  [[nodiscard]] static Kind KindOf(nanobind::handle x);
+  [[nodiscard]] Kind KindOf(nanobind::handle x) const;
   [[nodiscard]] nanobind::object CopyOf(nanobind::handle x);
   void Clear();
 
@@ -55,6 +59,8 @@ class ScalarArrays {
   };
 
   nanobind::object type_;
+  Descriptor ndim_;
+  Descriptor aval_;
   std::unordered_map<Content, nanobind::object, Hash> copies_;  // which keep their dtypes alive
 };
 

@@ -21,6 +21,7 @@
 
 #include "cc/core/check.h"
 #include "cc/python/last_places.h"
+#include "cc/python/objects.h"
 
 namespace coop::python {
 
@@ -32,7 +33,8 @@ class SlotCells {
     if (found == cells_.end() || !found->second.is_valid()) return {};
     nanobind::object array = std::move(found->second);  // the place stays: it is kept again soon
     // The user may delete any array that JAX lists as alive.
-    if (nanobind::cast<bool>(array.attr("is_deleted")())) return {};
+    static const Name is_deleted("is_deleted");
+    if (nanobind::cast<bool>(is_deleted.CalledOn(array))) return {};
     return array;
   }
 

@@ -197,7 +197,10 @@ class KernelCache:
         self.compilations = 0
         # The session's, bounded by it.
         self.prepared = _core.PreparedOperations(
-            jaxprs.WEAK_LITERALS, LiteralValue, jaxprs.LITERAL_ARRAY
+            jaxprs.WEAK_LITERALS,
+            LiteralValue,
+            jaxprs.LITERAL_ARRAY,
+            jaxprs.LITERAL_ARRAY_AVAL,
         )
         self._kernels: dict[Hashable, Kernel] = {}
 

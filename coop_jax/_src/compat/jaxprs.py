@@ -38,6 +38,9 @@ WEAK_LITERALS = frozenset({_literals.TypedInt, _literals.TypedFloat, _literals.T
 # NumPy's arrays with an abstract value, as JAX makes them of others before it hands them out.
 LITERAL_ARRAY = _literals.TypedNdArray
 
+# The descriptor of the slot where they keep it, None until it is asked for; else of the attribute.
+LITERAL_ARRAY_AVAL = getattr(LITERAL_ARRAY, "_aval", LITERAL_ARRAY.aval)
+
 # Calls whose body is simply run in place of the call, and the parameter that holds the body.
 _CALLS = {
     "jit": "jaxpr",
