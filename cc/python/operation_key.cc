@@ -221,10 +221,13 @@ nb::object PreparedOperations::Find(nb::handle operand_key, nb::handle primitive
     std::vector<Parameter> parameters;
     words.Shorten(own);
     ReadParameters(params, &words, &parameters);
-    entry = {hash, std::make_unique<Known>(std::move(prepared), number_, static_cast<uint32_t>(own),
-                                           std::vector(words.begin(), words.end()),
-                                           ShortList<Parameter, 12>(std::move(parameters)),
-                                           std::move(alive))};
+    entry = {hash, std::make_unique<Known>(
+                       Known{.prepared = std::move(prepared),
+                             .number = number_,
+                             .own = static_cast<uint32_t>(own),
+                             .words = {words.begin(), words.end()},
+                             .parameters = ShortList<Parameter, 12>(std::move(parameters)),
+                             .alive = std::move(alive)})};
   }
   return Found(entry.known.get(), false);
 }
