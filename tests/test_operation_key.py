@@ -110,11 +110,32 @@ def test_the_short_way_agrees_with_the_full_key() -> None:
     session.close()
 
 
+class Table:
+    """The table beside a dict by full keys."""
+
+    def __init__(self) -> None:
+        self._table = _core.PreparedOperations(*KINDS)
+        self._prepared: dict[Any, object] = {}
+
+    def check(self, primitive: Any, operands: list[Any], params: dict[str, Any]) -> None:
+        """Both know an operation, or neither; then both do."""
+        call = (operand_key, primitive, operands, params, None)
+        key = _core.operation_key(*call)
+        assert self._table.find(*call, _NOTHING) is self._prepared.get(key, _NOTHING)
+        if key not in self._prepared:
+            self._prepared[key] = entry = object()
+            self._table[key] = entry  # type: ignore[assignment]
+
+    def clear(self) -> None:
+        """Neither knows any."""
+        self._table.clear()
+        self._prepared.clear()
+
+
 def test_operations_are_told_apart_where_calls_repeat() -> None:
     """What is expected next, by what came last time, is found only where it is what comes."""
     generator = random.Random(3)
-    table = _core.PreparedOperations(*KINDS)
-    prepared: dict[Any, object] = {}
+    table = Table()
 
     def some_call() -> tuple[Any, list[Any], dict[str, Any]]:
         params = {"axis": some_param(generator), "mode": some_param(generator)}
@@ -123,25 +144,41 @@ def test_operations_are_told_apart_where_calls_repeat() -> None:
 
     calls = [some_call() for _ in range(60)]
     for _ in range(200):
-        if generator.random() < 0.5:  # once different: in one parameter, or in one operation
+        if generator.random() < 0.5:  # once different: in a parameter, its name, or an operand
             place = generator.randrange(len(calls))
-            if generator.random() < 0.5:
-                calls[place][2]["mode"] = some_param(generator)
+            params = calls[place][2]
+            change = generator.randrange(3)
+            if change == 0:
+                params[list(params)[-1]] = some_param(generator)
+            elif change == 1:
+                name, value = params.popitem()
+                params["kind" if name == "mode" else "mode"] = value
             else:
                 calls[place] = some_call()
         for primitive, operands, params in calls:
-            key = _core.operation_key(operand_key, primitive, operands, params, None)
-            found = table.find(operand_key, primitive, operands, params, None, _NOTHING)
-            assert found is prepared.get(key, _NOTHING)
-            if found is _NOTHING:
-                prepared[key] = entry = object()
-                table[key] = entry  # type: ignore[assignment]
+            table.check(primitive, operands, params)
         if generator.random() < 0.03:
             table.clear()
-            prepared.clear()
 
 
-def test_numpys_integers_are_not_hashed_again() -> None:
+def test_long_parameters_are_told_apart() -> None:
+    """Wherever they differ: what is long lies elsewhere than what is short."""
+    generator = random.Random(5)
+    table = Table()
+    calls = []
+    for size in (20, 60, 119, 120, 121, 150, 400):
+        params = {name: list(range(size)) for name in ("first", "second")}
+        calls += [(primitive, params) for primitive in (jax.lax.add_p, jax.lax.mul_p)]
+    for _ in range(100):
+        changed = generator.choice(list(generator.choice(calls)[1].values()))
+        changed[generator.randrange(len(changed))] = generator.choice([-1, 1000])
+        for primitive, params in calls:
+            fresh = {name: tuple(values) for name, values in params.items()}
+            table.check(primitive, [1.0], fresh)
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_numpys_integers_are_not_hashed_again(times: int) -> None:
     """NumPy's functions of shapes give new ones each time."""
     hashed = []
 
@@ -152,13 +189,15 @@ def test_numpys_integers_are_not_hashed_again() -> None:
 
     counted = Counted()
 
+    def call_of(*axes: Any) -> tuple[Any, ...]:
+        params = {"axes": axes * times, "mode": counted}
+        return operand_key, jax.lax.neg_p, [2.0], params, None
+
     def find(*axes: Any) -> Any:
-        call = (operand_key, jax.lax.neg_p, [2.0], {"axes": axes, "mode": counted}, None)
-        return table.find(*call, _NOTHING)
+        return table.find(*call_of(*axes), _NOTHING)
 
     table = _core.PreparedOperations(*KINDS)
-    first = (operand_key, jax.lax.neg_p, [2.0], {"axes": (3, 400), "mode": counted}, None)
-    table[_core.operation_key(*first)] = None
+    table[_core.operation_key(*call_of(3, 400))] = None
     assert find(3, 400) is None
     before = len(hashed)
     assert before > 0

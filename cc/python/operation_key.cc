@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
 
 #include "cc/core/check.h"
 #include "cc/python/objects.h"
@@ -61,6 +62,13 @@ nb::object OperationKey(nb::handle operand_key, nb::handle primitive, nb::handle
   }
   return Steal(
       PyTuple_Pack(5, primitive.ptr(), items.ptr(), keys.ptr(), positions.ptr(), context.ptr()));
+}
+
+void OperationWords::SpillOver() {
+  if (!many_.empty()) return;  // there before, and shortened since
+  many_.resize(kMost);
+  std::ranges::copy(few_, many_.begin());
+  words_ = many_.data();
 }
 
 void OperationWords::AddInteger(nb::handle x) {
@@ -209,11 +217,7 @@ nb::object PreparedOperations::Find(nb::handle operand_key, nb::handle primitive
     if (scalars_.Has(given[i])) alive.append(scalars_.KindOf(given[i]).dtype);
   }
   std::vector<Entry> gone;  // what letting go of them runs may come back here
-  if (recent_count_ >= kMostRecent) {
-    gone.swap(recent_);
-    recent_count_ = 0;
-    followed_.clear();
-  }
+  if (recent_count_ >= kMostRecent) gone = TakeRecent();
   Grow();
   Entry& entry = EntryOf(words, hash);
   if (entry.known == nullptr) {
@@ -261,6 +265,12 @@ PreparedOperations::Entry& PreparedOperations::EntryOf(const OperationWords& wor
   return recent_[i];
 }
 
+std::vector<PreparedOperations::Entry> PreparedOperations::TakeRecent() {
+  recent_count_ = 0;
+  followed_.clear();
+  return std::exchange(recent_, {});
+}
+
 void PreparedOperations::Grow() {
   if (2 * (recent_count_ + 1) <= recent_.size()) return;
   std::vector<Entry> larger(std::max<size_t>(64, 2 * recent_.size()));
@@ -285,9 +295,7 @@ void PreparedOperations::Set(nb::handle key, nb::handle prepared) {
 }
 
 void PreparedOperations::Clear() {
-  const std::vector<Entry> gone = std::exchange(recent_, {});
-  recent_count_ = 0;
-  followed_.clear();
+  const std::vector<Entry> gone = TakeRecent();
   scalars_.Clear();
   prepared_.clear();
 }

@@ -39,7 +39,11 @@ namespace coop::python {
 
 class OperationWords {
  public:
+  OperationWords() = default;
+  OperationWords(const OperationWords&) = delete;
+
   void Add(uint64_t word) {
+    if (count_ == kFew) SpillOver();
     if (count_ < kMost) words_[count_] = word;
     ++count_;
   }
@@ -56,14 +60,21 @@ class OperationWords {
   [[nodiscard]] size_t size() const { return count_; }
   // Only the first words are left.
   void Shorten(size_t count) { count_ = count; }
-  [[nodiscard]] const uint64_t* begin() const { return words_.data(); }
-  [[nodiscard]] const uint64_t* end() const { return words_.data() + count_; }
+  [[nodiscard]] const uint64_t* begin() const { return words_; }
+  [[nodiscard]] const uint64_t* end() const { return words_ + count_; }
 
  private:
   void AddInteger(nanobind::handle x);
 
+  // To where there is room for the most.
+  void SpillOver();
+
   static constexpr size_t kMost = 4096;  // a tree of hundreds of arrays
-  std::array<uint64_t, kMost> words_;
+  // On the stack, where what lies deeper is in the caches only if it is not much deeper.
+  static constexpr size_t kFew = 120;
+  std::array<uint64_t, kFew> few_;
+  std::vector<uint64_t> many_;  // empty, or for kMost
+  uint64_t* words_ = few_.data();
   size_t count_ = 0;
   std::vector<nanobind::object> owned_;
 };
@@ -127,6 +138,8 @@ class PreparedOperations {
                                   OperationWords* words);
   // The entry of these words, or the empty one that they would take.
   [[nodiscard]] Entry& EntryOf(const OperationWords& words, uint64_t hash);
+  // All of them, no longer known here nor expected.
+  [[nodiscard]] std::vector<Entry> TakeRecent();
   // Makes room for another one.
   void Grow();
   // What was looked for next when the last one was looked for before; null where that is not known.

@@ -22,15 +22,12 @@ from coop_jax._src import session
 from tests.benchmarks import plain_jax
 
 
-def own_seconds(
-    step: Callable[[], object], runtime: Callable[[], coop_jax.Runtime], steps: int = 4
-) -> float:
-    """Seconds of our own for each operation, on average over some steps; clocks take time, too.
+def own_seconds(step: Callable[[], object], runtime: Callable[[], coop_jax.Runtime]) -> float:
+    """Seconds of our own for each operation, on average over a step; clocks take time, too.
 
     Args:
       step: takes a step.
       runtime: where it runs.
-      steps: how many to take.
     """
     inside = [0.0]
 
@@ -47,8 +44,7 @@ def own_seconds(
     before = runtime().stats()
     # What an operation runs inside another's is in that one's time.
     with mock.patch.object(session.Session, "apply", timed(session.Session.apply)):
-        for _ in range(steps):
-            step()
+        step()
     after = runtime().stats()
     launches = after.compute_seconds - before.compute_seconds
     launches += after.recompute_seconds - before.recompute_seconds

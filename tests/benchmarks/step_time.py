@@ -7,8 +7,8 @@ inside. Plain JAX is timed twice: in this process, where coop_jax has turned asy
 off, and "own process" without coop_jax. The targets stand against the first of them; the second is
 what a user had before. `remat_eager`, too, is timed in a process of its own: as a user has it.
 
-"us / op" is our own time for each operation of `remat_eager` (see `own_time`), from some steps
-after the others.
+"us / op" is our own time for each operation of `remat_eager` (see `own_time`), the median and the
+least of some steps after the others.
 
 "overhead" is recompute seconds / compute seconds of the timed rounds, as the runtime measured them.
 With `policy="lookahead"` `remat_eager` learns: it needs some rounds (--warmups) for each kind of
@@ -43,6 +43,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 12, "Timed rounds.", lower_bound=1)
 _WARMUPS = flags.DEFINE_integer("warmups", 4, "Rounds before, which compile.", lower_bound=1)
 
 _EAGER, _OURS = "eager JAX", "remat_eager"
+_OWN_STEPS = 8
 _TARGETS = {_OURS: "<= 1.00", "run": "< 1.00"}
 
 
@@ -54,7 +55,7 @@ class Contender:
       name: what the table calls it.
       step: runs one step and returns its seconds.
       runtime: after the first step, where it runs; None for plain JAX and in another process.
-      own: seconds of our own for each operation; None where that is not measured.
+      own: seconds of our own for each operation of a step; None where that is not measured.
     """
 
     name: str
@@ -196,7 +197,10 @@ def _row(
         stats, budget = runtime.stats(), runtime.budget_bytes
         limit = "none" if budget is None else f"{budget / 2**20:.1f}"
         row += f"{stats.peak_bytes / 2**20:9.1f}{limit:>9}{overhead:10.3f}"
-    return (row if contender.own is None else f"{row}{contender.own() * 1e6:9.1f}").rstrip()
+    if contender.own is not None:
+        own = [contender.own() * 1e6 for _ in range(_OWN_STEPS)]
+        row += f"{statistics.median(own):9.1f}{min(own):7.1f}"
+    return row.rstrip()
 
 
 def _print_program(name: str, warmups: int, repeats: int) -> None:
@@ -212,7 +216,7 @@ def _print_program(name: str, warmups: int, repeats: int) -> None:
         print(f"\n{name}: {(plain_jax.PROGRAMS[name].__doc__ or '').rstrip('.')}")
         print(
             f"{'seconds a step':24}{'median':>9}{'min':>9}{'/ eager':>9}{'/ eager':>9}"
-            f"  {'target':8}{'MiB':>9}{'budget':>9}{'overhead':>10}{'us / op':>9}"
+            f"  {'target':8}{'MiB':>9}{'budget':>9}{'overhead':>10}{'us / op':>9}{'min':>7}"
         )
         for contender in contenders:
             overhead = overheads.get(contender.name, 0.0)
