@@ -330,12 +330,11 @@ def _smallest(
     answer, None if there is none.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
-    high = max(1, known_infeasible)
-    while not feasible(high):
-        high *= 2
-        if high > UNLIMITED_BYTES or time.monotonic() > deadline:
+    low = max(1, known_infeasible)
+    while not feasible(high := 2 * low):
+        low = high
+        if low > UNLIMITED_BYTES or time.monotonic() > deadline:
             return None
-    low = high // 2
     while high - low > max(resolution, high // 100):
         if time.monotonic() > deadline:
             break
