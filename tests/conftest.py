@@ -17,11 +17,16 @@ evict. With `--fusion` they are, and what cannot hold then is marked `unless_fus
 also `unless_fused`. All three set environment variables, so subprocesses follow.
 
 Operations run in segments only where a test says so: when they come of themselves depends on time.
+
+Searches for better plans end after a few rounds, the examples' tests included. Tests of what a
+search finds ask for `full_search`. What lives when a test begins is not looked at by Python's
+garbage collector any more: JAX, Flax and pytest keep so much that a quarter of the time went there.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -39,12 +44,15 @@ import coop_jax  # noqa: I001 - before the backend starts
 import jax
 import numpy as np
 import pytest
-from coop_jax._src import kernels, tiers
+from coop_jax._src import improving, kernels, tiers
 from coop_jax._src import runtime as runtimes
 from coop_jax._src.verify import eviction_is_forced
 from faults import Operations
 from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
 from unless_fused import UNLESS_FUSED
+
+_MOST_PLANS = improving._MOST_PLANS
+improving._MOST_PLANS = 8 * improving._ROUND
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
@@ -80,6 +88,16 @@ def pytest_configure(config: pytest.Config) -> None:
         count(runtime, stats, **sizes)
 
     runtimes.Runtime.count = counted  # type: ignore[method-assign]
+    config.pluginmanager.register(_Freezing())
+
+
+class _Freezing:
+    """As a plugin, for the tests of the examples, too."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -134,6 +152,12 @@ def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(_VERIFY, raising=False)
     monkeypatch.setattr(kernels, "_caches", {})
     monkeypatch.setattr(tiers, "_scale", lambda *_: 1.0)
+
+
+@pytest.fixture
+def full_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches for plans take as long as they do for users."""
+    monkeypatch.setattr(improving, "_MOST_PLANS", _MOST_PLANS)
 
 
 @pytest.fixture

@@ -22,7 +22,10 @@ from coop_jax._src import simulation as simulations
 
 PROFILE = "a100-80gb-fp32"
 RATIOS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2)
-pytestmark = pytest.mark.no_recomputation("nothing runs, or what is compared are plans")
+pytestmark = [
+    pytest.mark.no_recomputation("nothing runs, or what is compared are plans"),
+    pytest.mark.usefixtures("full_search"),
+]
 
 
 @functools.cache

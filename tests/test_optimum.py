@@ -15,7 +15,10 @@ import pytest
 
 import coop_jax
 
-pytestmark = pytest.mark.no_recomputation("nothing runs: what is compared are plans")
+pytestmark = [
+    pytest.mark.no_recomputation("nothing runs: what is compared are plans"),
+    pytest.mark.usefixtures("full_search"),
+]
 
 
 def seconds(graph: optima.Graph, capacity: int, policy: str) -> float:

@@ -82,11 +82,18 @@ def train(step: Any, state: Any, batches: Iterator[Any]) -> tuple[Any, list[floa
 
 
 def smallest_feasible(call: Callable[[int], Any], wanted_bytes: int, most_bytes: int) -> int:
-    """The least budget found from `wanted_bytes` up, in steps of a twentieth, at which it works."""
-    for budget_bytes in range(wanted_bytes, most_bytes, most_bytes // 20):
+    """The least budget found from `wanted_bytes` up at which it works.
+
+    What an error says would do is tried next, a twentieth more where it does not say.
+    """
+    budget_bytes = wanted_bytes
+    while budget_bytes < most_bytes:
         try:
             call(budget_bytes)
-        except coop_jax.BudgetExceededError:
+        except coop_jax.BudgetExceededError as error:
+            named = error.report.smallest_budget_bytes
+            assert named is None or named > budget_bytes
+            budget_bytes = named or budget_bytes + most_bytes // 20
             continue
         return budget_bytes
     raise AssertionError("no budget below that of an unbudgeted run works")
