@@ -155,4 +155,7 @@ def test_training_in_segments_of_a_plan_gives_the_same_bits(
     stats = step.runtime.stats()
     assert stats.peak_bytes <= stats.budget_bytes
     assert 0 < stats.overhead < 2
-    assert stats.rematerialisations >= 8 * form.unrolled.recomputations
+    # The first calls run each operation by itself, by a plan that may compute other values again.
+    step(got[0], program.batch(8))
+    again = step.runtime.stats().rematerialisations - stats.rematerialisations
+    assert again >= form.unrolled.recomputations > 0
