@@ -6,7 +6,9 @@
 // that several of them share is recomputed once, and the peak is that of the program itself.
 // A frame whose inputs are all resident pins them, places its outputs and runs. Inputs of waiting
 // frames may be evicted; their score is by the time until they are read, which is known (they come
-// back then; a bound on the number of recomputations ends this where it would go on for ever).
+// back then; a bound on the number of recomputations ends this where it would go on for ever). Then
+// frames are pushed for one input at a time, and pin what they have while they wait: nothing is
+// lost twice, and what several frames share is made for each.
 //
 // In place: an output takes its input's block if nothing else will read the input there. Where the
 // input has no recipe it is settled first: whatever may still be recomputed from it is recomputed
@@ -105,8 +107,10 @@ class Engine::Impl {
   std::vector<OperationId> missing_;  // of PushMissing
   size_t permanents_made_ = 0;        // how often settling changed something
   int64_t recomputations_left_ = 0;
-  int64_t tried_recomputations_ = 0;   // those that were undone, too
-  bool keep_requested_inputs_ = true;  // of this attempt, see Prepare
+  int64_t tried_recomputations_ = 0;  // those that were undone, too
+  // Of this attempt, see Prepare.
+  bool keep_requested_inputs_ = true;
+  bool one_by_one_ = false;  // frames pin what they have from the beginning on
 };
 
 }  // namespace coop

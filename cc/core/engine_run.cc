@@ -1,5 +1,6 @@
 // Bringing inputs in and running: attempts, frames, which output goes where.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "cc/core/check.h"
@@ -7,25 +8,50 @@
 
 namespace coop {
 
+namespace {
+
+// A way to bring back what a requested operation reads.
+struct Attempt {
+  bool keep_requested_inputs = false;
+  bool from_nothing = false;
+  bool one_by_one = false;
+};
+
+constexpr std::array<Attempt, 5> kAttempts = {{
+    // What the requested operation already has in memory stays while the rest is brought back: to
+    // lose it would often mean to begin again.
+    {.keep_requested_inputs = true},
+    // Where that leaves too little room it may go, too.
+    {},
+    // Everything goes: an empty pool is not in pieces.
+    {.from_nothing = true},
+    // At last what was brought back stays until it is read, so that it is not lost again and again
+    // for what else waits. Less is in memory at once, more is made several times.
+    {.one_by_one = true},
+    {.from_nothing = true, .one_by_one = true},
+}};
+
+}  // namespace
+
 bool Engine::Impl::Prepare(OperationId operation) {
   const Residency::MarkPoint start = memory.Mark();
-  recomputations_left_ = 1024 + 16 * int64_t{memory.graph().live_operations()};
   if (memory.options().policy.evict_always && !memory.graph().operation(operation).executed) {
     EvictEverything();
   }
-  // What the requested operation already has in memory stays while the rest is brought back: to
-  // lose it would often mean to begin again. Where that leaves too little room it may go, too.
-  // At last everything goes: an empty pool is not in pieces.
-  const int64_t bound = recomputations_left_;
-  const Residency::MarkPoint attempt = memory.Mark();
-  for (const int number : {1, 2, 3}) {
-    keep_requested_inputs_ = number == 1;
-    recomputations_left_ = bound;
-    if (number == 3) EvictEverything();
+  const Residency::MarkPoint begin = memory.Mark();
+  Failure reported;
+  for (const Attempt& attempt : kAttempts) {
+    keep_requested_inputs_ = attempt.keep_requested_inputs;
+    one_by_one_ = attempt.one_by_one;
+    recomputations_left_ = 1024 + 16 * int64_t{memory.graph().live_operations()};
+    if (attempt.from_nothing) EvictEverything();
     PushFrame(operation);
     if (RunFramesAbove(0)) return true;
-    Undo(attempt, 0);
+    Undo(begin, 0);
+    // One by one all that waits is pinned: that says less of what would do.
+    if (!attempt.one_by_one) reported = failure;
   }
+  failure = reported;
   Undo(start, 0);
   memory.Commit();
   return false;
@@ -72,10 +98,12 @@ void Engine::Impl::PushFrame(OperationId operation) {
   }
   frames_.push_back({operation, memory.pending_seconds(), false});
   memory.set_pending_seconds(pending_seconds);
+  if (one_by_one_) PinTop();
 }
 
 void Engine::Impl::PinTop() {
   Frame& frame = frames_.back();
+  if (frame.pinned) return;
   const Graph& graph = memory.graph();
   for (EdgeId e = graph.operation(frame.operation).first_edge; e != kNone;
        e = graph.edge(e).next_in_operation) {
@@ -128,11 +156,13 @@ bool Engine::Impl::PushMissing(OperationId operation) {
     }
   };
   add_producers(operation);
-  for (size_t i = 0; i < missing_.size(); ++i) add_producers(missing_[i]);
+  for (size_t i = 0; !one_by_one_ && i < missing_.size(); ++i) add_producers(missing_[i]);
   for (const OperationId id : missing_) seen_[static_cast<size_t>(id)] = 0;
   std::sort(missing_.begin(), missing_.end(), [&](OperationId a, OperationId b) {
     return graph.operation(a).sequence > graph.operation(b).sequence;
   });
+  // The latest first: as a rule it takes most to make that, and nothing is pinned beside it then.
+  if (one_by_one_ && missing_.size() > 1) missing_.erase(missing_.begin() + 1, missing_.end());
   for (const OperationId id : missing_) PushFrame(id);
   return !missing_.empty();
 }

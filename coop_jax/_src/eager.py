@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from coop_jax._src import around, kernels, learning, planning, policies
+from coop_jax._src import around, kernels, learning, planning, policies, tidying
 from coop_jax._src import budget as budgets
 from coop_jax._src.compat import arrays, jaxprs, refs, transforms
 from coop_jax._src.compat import eager as _scope
@@ -188,23 +188,36 @@ class EagerFunction(Generic[P, R]):
             out: list[Any] = []
             for x, v in zip(flat, values, strict=True):
                 try:
-                    out.append(x if v is None else _lent(session, v, committed))
+                    out.append(x if v is None else _taken(session, v))
                 except BaseException as error:
                     refused = isinstance(error, BudgetExceededError)
                     if refused and needed is not None and len(out) >= needed():
                         del out[needed() :]
-                        return out
+                        break
                     out.clear()  # whoever keeps the traceback must not keep results
                     raise
+            avals = [None if v is None else v.aval for v in values]
+            complete = len(out) == len(avals)
             del values, flat
-            session.learn()
+            if complete:
+                session.learn()
         except BaseException:
             with contextlib.suppress(BudgetExceededError):
                 session.write_back()  # what was written before an error stays written
             raise
         finally:
             session.close()
-        return jax.tree_util.tree_unflatten(out_tree, out)
+        if runtime.budget_bytes is not None:
+            tidying.side_by_side(
+                runtime.memory(), out, avals, runtime._settings.alignment_bytes, session.peak_bytes
+            )
+        made = [
+            x if aval is None else _as_made(x, aval, committed)
+            for x, aval in zip(out, avals, strict=False)
+        ]
+        if not complete:
+            return made
+        return jax.tree_util.tree_unflatten(out_tree, made)
 
     def _make_runtime(self, leaves: list[Any], tree: Any) -> Runtime:
         budget = self._budget
@@ -249,13 +262,17 @@ class EagerFunction(Generic[P, R]):
         return planning.unbudgeted_peak(program, engine_program, settings, workspace)
 
 
-def _lent(session: Session, value: Any, committed: bool) -> jax.Array:
+def _taken(session: Session, value: Any) -> jax.Array:
     """The contents of a value as an array that outlives the session."""
     with arrays.compiling():
         (taken,) = session.take([value])
-    aval = value.aval
+    return taken
+
+
+def _as_made(array: jax.Array, aval: Any, committed: bool) -> jax.Array:
+    """The same array as the function's operations made it."""
     return arrays.with_aval(
-        taken,
+        array,
         weak_type=getattr(aval, "weak_type", False),
         committed=committed,
         shape=aval.shape,

@@ -93,7 +93,11 @@ class PoolMemory:
         return self._import(self.pool.slot(offset, spec, False))
 
     def adopt(self, offset: int, spec: _core.SlotSpec, value: jax.Array) -> None:
-        """Lets an array, and whoever holds it, live in the pool: its contents are copied there.
+        """Lets an array, and whoever holds it, live in the pool: its contents are copied there."""
+        arrays.replace_buffer(value, self.copied(offset, spec, value))
+
+    def copied(self, offset: int, spec: _core.SlotSpec, value: jax.Array) -> jax.Array:
+        """An array for the user, with the contents of another one, at a place that is free.
 
         Where they can be, they are copied as they are: XLA would compile a copy for each shape.
         """
@@ -104,7 +108,7 @@ class PoolMemory:
             moved = kernels.copy_into(self.slot(offset, spec), value)
             if arrays.address_of(moved) != self.pool.base + offset:
                 raise RuntimeError("invariant: a copy into a slot lies in the slot")
-        arrays.replace_buffer(value, self.lend(offset, spec))
+        return self.lend(offset, spec)
 
     def lent(self, value: jax.Array, aval: Any) -> jax.Array:
         """The array to give to the user for one of the running call's."""

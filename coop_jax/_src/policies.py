@@ -101,9 +101,12 @@ def of_a_session(policy: Policy) -> Policy:
     """What operations run by that come as they are called, of which nothing is known.
 
     Keeping what evicted values are made from pays, but where memory is tightest it can be too much.
-    A plan is then made again without it; there is one try here.
+    A plan is then made again without it; there is one try here. Of a policy that looks ahead the
+    projected cost stays what it is: components of the union-find, which never come apart, cost too
+    little where operations are replayed again and again.
     """
-    return without_keeping(where_nothing_is_known(policy))
+    session = without_keeping(where_nothing_is_known(policy))
+    return _with(session, neighborhood=policy.neighborhood) if looks_ahead(policy) else session
 
 
 def _with(policy: Policy, **changed: Any) -> Policy:

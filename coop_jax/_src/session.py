@@ -333,6 +333,11 @@ class Session:
                 core.stats(),
             )
 
+    @property
+    def peak_bytes(self) -> int:
+        """What was in use at most, all that the budget counts; once the session is closed."""
+        return self._peak_bytes
+
     def close(self) -> None:
         """Ends the session: everything that was not taken goes."""
         self._count_peak()
