@@ -90,7 +90,7 @@ class Session:
         known_bytes = 0 if lesson is None else lesson.workspace_bytes
         core.workspace_bytes = max(runtime._workspace_bytes, known_bytes)
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
-        self._peak_bytes = 0
+        self.peak_bytes = 0  # all that the budget counts; known once it is closed
         self._callers_refs = CallersRefs()
         self._lesson = lesson
         if lesson is not None:
@@ -317,7 +317,7 @@ class Session:
     def _count_peak(self) -> None:
         """Notes the peak so far, which had the workspace so far beside it."""
         peak = self._core.stats()["peak_in_use_bytes"] + self._core.workspace_bytes
-        self._peak_bytes = max(self._peak_bytes, peak)
+        self.peak_bytes = max(self.peak_bytes, peak)
         self._core.reset_peak()
 
     def learn(self) -> None:
@@ -333,11 +333,6 @@ class Session:
                 core.stats(),
             )
 
-    @property
-    def peak_bytes(self) -> int:
-        """What was in use at most, all that the budget counts; once the session is closed."""
-        return self._peak_bytes
-
     def close(self) -> None:
         """Ends the session: everything that was not taken goes."""
         self._count_peak()
@@ -346,7 +341,7 @@ class Session:
         counters.recompute_seconds += core.recompute_seconds
         self._runtime.count(
             core.stats(),
-            peak_bytes=self._peak_bytes,
+            peak_bytes=self.peak_bytes,
             outside_bytes=core.peak_outside_bytes,
             workspace_bytes=core.workspace_bytes,
         )
