@@ -18,6 +18,7 @@ What the numbers do not mean: the steps are small, so that Python's time per ope
 larger ones all ways but jit come closer together. Compilation is not in them (see --warmups).
 
 Run: python -m tests.benchmarks.step_time [--programs=cnn,gpt,bilstm] [--repeats=12] [--warmups=4]
+    [--share=0.5]
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from tests.benchmarks import machine, own_time, plain_jax
 _PROGRAMS = flags.DEFINE_list("programs", ["cnn", "gpt", "bilstm"], "Which train steps to time.")
 _REPEATS = flags.DEFINE_integer("repeats", 12, "Timed rounds.", lower_bound=1)
 _WARMUPS = flags.DEFINE_integer("warmups", 4, "Rounds before, which compile.", lower_bound=1)
+_SHARE = flags.DEFINE_float("share", 0.5, "Of its memory, for those with a budget.", 0.01, 1.0)
 
 _EAGER, _OURS = "eager JAX", "remat_eager"
 _OWN_STEPS = 8
@@ -121,7 +123,8 @@ def _contenders(
     for _ in range(max(2, len(program.batches))):
         eager.step()
     assert eager.runtime is not None
-    half_bytes = eager.runtime().stats().peak_bytes // 2
+    part_bytes = int(_SHARE.value * eager.runtime().stats().peak_bytes)
+    part = f"{_SHARE.value:.0%}"
     return [
         Contender("jax.jit", plain_jax.Trainer(jitted, program)),
         Contender("jax.jit, own process", lambda: rival.ask("jit")),
@@ -130,9 +133,9 @@ def _contenders(
         eager,
         Contender(_OURS + ", own process", lambda: ours.ask("step"), own=lambda: ours.ask("own")),
         _run_contender("run", program, None),
-        _eager_contender("remat_eager, 50%", program, half_bytes),
-        _eager_contender("the same, lookahead", program, half_bytes, "lookahead"),
-        _run_contender("run, 50%", program, 0.5),
+        _eager_contender(f"remat_eager, {part}", program, part_bytes),
+        _eager_contender("the same, lookahead", program, part_bytes, "lookahead"),
+        _run_contender(f"run, {part}", program, _SHARE.value),
     ]
 
 

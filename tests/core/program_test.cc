@@ -250,16 +250,15 @@ TEST_P(ProgramTest, MoreRecomputationThanIsAllowedIsNoPlan) {
     EXPECT_TRUE(MakePlan(program, options).feasible);
     const int64_t fewer = any.stats.recomputations / 2;
     // Of all, or with those that were undone. An attempt that is cut short may lead to another that
-    // needs fewer, so that there is a plan after all.
+    // needs fewer, so that there is a plan after all, or gets to where something does not fit.
     for (const bool all : {true, false}) {
       options.max_recomputations = all ? fewer : 0;
       options.max_tried_recomputations = all ? 0 : fewer;
       const Plan plan = MakePlan(program, options);
       EXPECT_LE(plan.stats.recomputations, fewer);
       if (plan.feasible) continue;
-      EXPECT_EQ(plan.failure.reason, FailureReason::kThrashing);
       EXPECT_GE(plan.failed_operation, 0);
-      ++refused;
+      refused += plan.failure.reason == FailureReason::kThrashing ? 1 : 0;
     }
   }
   EXPECT_GT(refused, 0);
