@@ -4,6 +4,10 @@ An optimizer is written after the backward pass and goes over all parameters sev
 gradient waits for it. Operations that only results of the program depend on, and whose results
 replace donated arrays, need no memory of their own: run at once, each frees its gradient.
 
+The gradient of weights that are read several times (at each step of a recurrent network, for each
+microbatch) is a sum, and the weights are read until its last term is made. So what overwrites them
+waits, but the sum does not: each term goes as soon as it is made.
+
 Thread rule: functions of their arguments. Cost: linear in operations and their operands.
 """
 
@@ -94,8 +98,10 @@ class _Ordering:
     def _overwrites(self, updates: Sequence[int], overwritten: set[int]) -> dict[int, set[int]]:
         """For each update the donated arrays of which it computes new values, it or its readers.
 
-        Parts of the update of one array wait together, so that they can be fused.
+        Parts of the update of one array wait together, so that they can be fused; sums of gradients
+        do not.
         """
+        sums = self._sums(updates, overwritten)
         found: dict[int, set[int]] = {}
         readers: dict[int, set[int]] = collections.defaultdict(set)  # storage -> donated arrays
         for number in reversed(updates):
@@ -103,11 +109,39 @@ class _Ordering:
             results = {self._storage_of[v] for v in op.results}
             sizes = {self._nbytes(s) for s in results}
             mine = {self._storage_of[v] for v in op.operands} & overwritten
-            mine |= {s for r in results for s in readers[r] if self._nbytes(s) in sizes}
+            if number not in sums:
+                mine |= {s for r in results for s in readers[r] if self._nbytes(s) in sizes}
             found[number] = mine
             for value in op.operands:
                 readers[self._storage_of[value]] |= mine
         return found
+
+    def _sums(self, updates: Sequence[int], overwritten: set[int]) -> set[int]:
+        """Updates that make one value of several as large, and those that make what they read.
+
+        What depends on an array that is overwritten is none of them.
+        """
+        is_term: dict[int, bool] = {}  # storages that updates make, of what is not overwritten
+        apart = set(overwritten)
+        sums = set[int]()
+        for number in updates:
+            op = self._operations[number]
+            read = {self._storage_of[v] for v in op.operands}
+            made = {self._storage_of[v] for v in op.results}
+            if read & apart:
+                apart |= made
+                continue
+            # What is made of other arguments alone is there in any case.
+            terms = [s for s in read if is_term.get(s, s in self._maker)]
+            is_term.update(dict.fromkeys(made, bool(terms)))
+            most = max(map(self._nbytes, made), default=0)
+            if sum(self._nbytes(s) >= most for s in terms) > 1:
+                sums.add(number)
+        others = set(updates)
+        for number in reversed(updates):
+            if number in sums:
+                sums |= self._makers(number) & others
+        return sums
 
     def order(self) -> list[RawOperation]:
         """All operations, ordered."""
