@@ -96,26 +96,50 @@ nb::tuple PolicyKey(const Policy& policy) {
                         policy.search_effort);
 }
 
+// An argument as a T, or a TypeError that says which argument is not one.
+template <typename T>
+T Argument(nb::handle given, const char* name, const char* kind) {
+  T value;
+  if (!nb::try_cast<T>(given, value)) {
+    const std::string problem = std::string(name) + " must be " + kind + ", got " +
+                                nb::cast<std::string>(nb::str(given.type().attr("__name__")));
+    throw nb::type_error(problem.c_str());
+  }
+  return value;
+}
+
+using MaybeFlag = std::optional<bool>;
+
 }  // namespace
 
 void BindPolicy(nb::module_& module) {
   nb::class_<Policy>(module, "Policy", "Which storages are evicted, and where new ones are placed.")
       .def(
           "__init__",
-          [](Policy* self, const std::string& heuristic,
-             const std::optional<std::string>& neighborhood, std::optional<bool> sliding_window,
-             std::optional<bool> cheap_partitioning, std::optional<bool> in_place,
-             bool evict_always, bool keep_demanded, bool unheld_first,
-             std::optional<int64_t> search_effort) {
-            new (self) Policy(MakePolicy(heuristic, neighborhood, sliding_window,
-                                         cheap_partitioning, in_place, evict_always, keep_demanded,
-                                         unheld_first, search_effort));
+          [](Policy* self, nb::handle heuristic, nb::handle neighborhood, nb::handle sliding_window,
+             nb::handle cheap_partitioning, nb::handle in_place, nb::handle evict_always,
+             nb::handle keep_demanded, nb::handle unheld_first, nb::handle search_effort) {
+            const char* flag = "True or False";
+            const char* maybe = "True, False or None";
+            new (self) Policy(
+                MakePolicy(Argument<std::string>(heuristic, "heuristic", "a name (str)"),
+                           Argument<std::optional<std::string>>(neighborhood, "neighborhood",
+                                                                "a name (str) or None"),
+                           Argument<MaybeFlag>(sliding_window, "sliding_window", maybe),
+                           Argument<MaybeFlag>(cheap_partitioning, "cheap_partitioning", maybe),
+                           Argument<MaybeFlag>(in_place, "in_place", maybe),
+                           Argument<bool>(evict_always, "evict_always", flag),
+                           Argument<bool>(keep_demanded, "keep_demanded", flag),
+                           Argument<bool>(unheld_first, "unheld_first", flag),
+                           Argument<std::optional<int64_t>>(search_effort, "search_effort",
+                                                            "a whole number of 64 bits or None")));
           },
-          nb::arg("heuristic") = "coop", nb::arg("neighborhood") = nb::none(), nb::kw_only(),
-          nb::arg("sliding_window") = nb::none(), nb::arg("cheap_partitioning") = nb::none(),
-          nb::arg("in_place") = nb::none(), nb::arg("evict_always") = false,
+          nb::arg("heuristic") = "coop", nb::arg("neighborhood").none() = nb::none(), nb::kw_only(),
+          nb::arg("sliding_window").none() = nb::none(),
+          nb::arg("cheap_partitioning").none() = nb::none(),
+          nb::arg("in_place").none() = nb::none(), nb::arg("evict_always") = false,
           nb::arg("keep_demanded") = true, nb::arg("unheld_first") = true,
-          nb::arg("search_effort") = nb::none())
+          nb::arg("search_effort").none() = nb::none())
       .def_prop_ro("heuristic", [](const Policy& self) { return HeuristicName(self.heuristic); })
       .def_prop_ro("neighborhood",
                    [](const Policy& self) { return NeighborhoodName(self.neighborhood); })

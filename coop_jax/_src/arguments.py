@@ -5,13 +5,14 @@ Thread rule: functions of their arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from coop_jax._src.compat import jaxprs
+from coop_jax._src.options import shown
 
 
 def flatten_arguments(
@@ -85,9 +86,16 @@ def flat_function(
     return flat, lambda: out_tree
 
 
-def positions(given: int | Sequence[int], name: str) -> tuple[int, ...]:
-    """Positions of arguments as a user gives them, checked and in order; `name` for the error."""
+def positions(given: int | Sequence[int] | None, name: str) -> tuple[int, ...]:
+    """Positions of arguments as a user gives them, checked and in order; `name` for the error.
+
+    None is none of them, as for `jax.jit`.
+    """
+    if given is None:
+        return ()
+    if not isinstance(given, (int, np.integer, Iterable)) or isinstance(given, (bool, str, bytes)):
+        raise TypeError(f"{name} must be positions of arguments (int), got {shown(given)}")
     numbers = (given,) if isinstance(given, (int, np.integer)) else tuple(given)
     if not all(isinstance(p, (int, np.integer)) and p >= 0 for p in numbers):
-        raise ValueError(f"{name} must be positions of arguments, 0 or more; got {given!r}")
+        raise ValueError(f"{name} must be positions of arguments, 0 or more; got {shown(given)}")
     return tuple(sorted({int(p) for p in numbers}))

@@ -19,7 +19,7 @@ import jax
 
 from coop_jax._src import primitives
 from coop_jax._src.arguments import check_leaves, flat_function, flatten_arguments
-from coop_jax._src.compat import jaxprs, refs
+from coop_jax._src.compat import jaxprs, refs, transfers
 from coop_jax._src.compat import transforms as compat
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.passing import leaf_key
@@ -84,12 +84,14 @@ def call_run(
     static, leaves, tree = flatten_arguments(args, kwargs, owner._donate, owner._static)
     check_leaves(leaves, tracers=True)
     _refuse_references(leaves)
+    transfers.check_places(leaves, owner._placed_on())
     key = (tree, static, tuple(map(leaf_key, leaves)), compat.mapped_axes())
     known = owner._calls.get(key)
     if known is None:
         flat, out_tree = flat_function(owner._fn, static, tree)
         jaxpr, constants = jaxprs.trace(flat, leaves, under_transformations=True)
         _refuse_references(constants)
+        transfers.check_places(constants, owner._placed_on())
         call, closed = _call_of(owner, jaxpr, constants)
         known = call, closed, out_tree()
         if not closed:  # what is closed over here is another tracer the next time

@@ -7,10 +7,13 @@ checked here, at the API's edge, before any tracing.
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
 
 import numpy as np
+
+from coop_jax._src.options import shown
 
 Budget = int | float | str | None
 
@@ -25,6 +28,9 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+# What numbers of bytes in the engine and in files are below.
+MOST_BYTES = 1 << 62
+
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -53,25 +59,31 @@ def parse_bytes(text: str) -> int:
     match = _PATTERN.fullmatch(text)
     if match is None or match[2].lower() not in ({""} | set(_UNITS)):
         raise ValueError(
-            f"cannot read {text!r} as a number of bytes: write a number and one of the units B, KB,"
-            " MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), for example"
-            " '512MiB'"
+            f"cannot read {shown(text)} as a number of bytes: write a number and one of the units"
+            " B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), for"
+            " example '512MiB'"
         )
-    count = float(match[1]) * _UNITS[match[2].lower() or "b"]
-    if not math.isfinite(count) or count > 2**62:
-        raise ValueError(f"{text!r} is more than any machine has")
-    if int(count) <= 0:
-        raise ValueError(f"a budget must be positive, got {text!r}")
-    return int(count)
+    unit = _UNITS[match[2].lower() or "b"]
+    if float(match[1]) * unit >= MOST_BYTES:  # also what is infinite as a float
+        raise ValueError(f"a budget of {shown(text)} is more than any machine has")
+    # Exact: a float of so many bytes is not.
+    count = int(decimal.Decimal(match[1]) * unit) if float(match[1]) else 0
+    if count <= 0:
+        raise ValueError(f"a budget must be positive, got {shown(text)}")
+    return count
 
 
-def check_budget(budget: Budget, *, fraction_allowed: bool = True) -> int | float | None:
+def check_budget(
+    budget: Budget, *, fraction_allowed: bool = True, name: str = "budget"
+) -> int | float | None:
     """A budget as written by a user, checked: bytes (int), a fraction (float), or None for no cap.
+
+    `name` is what a message calls it.
 
     Raises:
       TypeError: neither int, float, str nor None.
-      ValueError: zero, negative, not finite, a fraction above 1 or not allowed here, an unknown
-        unit.
+      ValueError: zero, negative, not finite, more than any machine has, a fraction above 1 or not
+        allowed here, an unknown unit.
     """
     if budget is None:
         return None
@@ -81,12 +93,14 @@ def check_budget(budget: Budget, *, fraction_allowed: bool = True) -> int | floa
         budget, (int, float, np.integer, np.floating)
     ):
         raise TypeError(
-            "budget must be bytes (int), a string such as '512MiB', a fraction in (0, 1] or None,"
+            f"{name} must be bytes (int), a string such as '512MiB', a fraction in (0, 1] or None,"
             f" got {type(budget).__name__}"
         )
     if isinstance(budget, (int, np.integer)):
         if budget <= 0:
-            raise ValueError(f"budget must be positive, got {int(budget)} bytes")
+            raise ValueError(f"{name} must be positive, got {shown(int(budget))} bytes")
+        if budget >= MOST_BYTES:
+            raise ValueError(f"{name} is more bytes than any machine has")
         return int(budget)
     fraction = float(budget)
     if not math.isfinite(fraction) or not 0 < fraction <= 1:
@@ -100,3 +114,16 @@ def check_budget(budget: Budget, *, fraction_allowed: bool = True) -> int | floa
             " '512MiB'"
         )
     return fraction
+
+
+def workspace_bytes(workspace: int | str | None) -> int:
+    """Temporary memory as users write it: bytes, 0 for None.
+
+    Raises:
+      TypeError, ValueError: it makes no sense.
+    """
+    if workspace is None or (type(workspace) is int and workspace == 0):
+        return 0
+    kept = check_budget(workspace, fraction_allowed=False, name="workspace")
+    assert isinstance(kept, int)
+    return kept

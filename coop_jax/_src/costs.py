@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from coop_jax._src import options
 from coop_jax._src.compat import jaxprs
 
 
@@ -38,6 +39,19 @@ class DeviceProfile:
     small_flops: float | None = None
     small_bytes: float | None = None
     expensive_passes: float = 6.0
+
+    def __post_init__(self) -> None:
+        for name in ("flops_per_second", "bytes_per_second"):
+            if not options.number(getattr(self, name), name, least=0):
+                raise ValueError(f"{name} must be more than 0")
+        options.number(self.launch_seconds, "launch_seconds", least=0)
+        options.number(self.alignment_bytes, "alignment_bytes", least=1, most=1 << 30)
+        options.number(self.expensive_passes, "expensive_passes", least=0)
+        for name in ("small_flops", "small_bytes"):
+            if getattr(self, name) is not None and not options.number(
+                getattr(self, name), name, least=0
+            ):
+                raise ValueError(f"{name} must be more than 0, or None")
 
     @property
     def expensive_seconds_per_byte(self) -> float:

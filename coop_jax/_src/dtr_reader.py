@@ -18,10 +18,12 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from coop_jax._src.budget import MOST_BYTES
+from coop_jax._src.options import shown
 from coop_jax._src.program_errors import ProgramFileError
 
 RUN, RETAIN, RELEASE, PIN = 0, 1, 2, 3
-_MOST = 1 << 62  # of bytes and nanoseconds, each in all
+_MOST = MOST_BYTES  # of bytes and nanoseconds, each in all
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ def read_log(file: str | os.PathLike[str] | Iterable[str]) -> DtrLog:
         missing or negative numbers, a file that ends too early.
     """
     if not isinstance(file, (str, os.PathLike)):
+        if not isinstance(file, Iterable):
+            raise TypeError(f"file must be a path or lines, got {shown(file)}")
         return _Reader("the log").read(file)
     path = os.fspath(file)
     with gzip.open(path, "rt") if path.endswith(".gz") else open(path, encoding="utf-8") as lines:
@@ -150,7 +154,7 @@ class _Reader:
     def _parse(self, line: str) -> dict[str, Any]:
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._fail(f"this is not JSON ({error})") from error
         if not isinstance(record, dict) or not isinstance(record.get("INSTRUCTION"), str):
             raise self._fail("expected a JSON object with an INSTRUCTION")
@@ -190,7 +194,7 @@ class _Reader:
         elif kind in ("MEMORY", "ALIAS"):
             raise self._fail(f"{kind} must follow the CALL or CONSTANT that it belongs to")
         else:
-            raise self._fail(f"unknown instruction {kind!r}")
+            raise self._fail(f"unknown instruction {shown(kind)}")
 
     def _call(self, record: dict[str, Any], records: Iterator[dict[str, Any]]) -> None:
         name = self._text(record, "NAME")
@@ -205,7 +209,7 @@ class _Reader:
             following = self._following(records, "ALIAS", result)
             alias = self._number(following, "ALIAS", least=-1)
             if alias >= len(arguments):
-                raise self._fail(f"ALIAS {alias} of a call with {len(arguments)} arguments")
+                raise self._fail(f"ALIAS {shown(alias)} of a call with {len(arguments)} arguments")
             sizes.append(nbytes if alias < 0 else 0)
             aliases.append(alias)
         tensors = self._run(name, cost_ns, arguments, tuple(sizes), tuple(aliases))
@@ -299,7 +303,7 @@ class _Reader:
     def _text(self, record: dict[str, Any], key: str) -> str:
         value = record.get(key)
         if not isinstance(value, str):
-            raise self._fail(f"{record['INSTRUCTION']} needs {key}, a string; got {value!r}")
+            raise self._fail(f"{record['INSTRUCTION']} needs {key}, a string; got {shown(value)}")
         return value
 
     def _texts(self, record: dict[str, Any], key: str) -> list[str]:
@@ -313,11 +317,11 @@ class _Reader:
 
     def _checked(self, value: Any, key: str, least: int) -> int:
         if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise self._fail(f"{key} must be a whole number, got {value!r}")
+            raise self._fail(f"{key} must be a whole number, got {shown(value)}")
         try:
             number = int(value)
         except ValueError:
-            raise self._fail(f"{key} must be a whole number, got {value!r}") from None
+            raise self._fail(f"{key} must be a whole number, got {shown(value)}") from None
         if not least <= number < _MOST:
-            raise self._fail(f"{key} must be {least} or more, got {number}")
+            raise self._fail(f"{key} must be {least} or more, and below 2**62, got {shown(number)}")
         return number

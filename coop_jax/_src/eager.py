@@ -18,12 +18,15 @@ import jax
 
 from coop_jax._src import around, kernels, learning, planning, policies, tidying
 from coop_jax._src import budget as budgets
-from coop_jax._src.compat import arrays, jaxprs, refs, transforms
+from coop_jax._src.compat import arrays, jaxprs, refs, transfers, transforms
 from coop_jax._src.compat import eager as _scope
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.program import DynamicControlFlow, build_program
-from coop_jax._src.runtime import Runtime, current_runtime
+from coop_jax._src.runtime import Runtime, check_runtime, shared_runtime
 from coop_jax._src.session import Session
+
+# Where nothing is known ahead, the paper's.
+_DEFAULT = "coop"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +40,7 @@ def remat_eager(
     /,
     *,
     budget: int | float | str | None = None,
-    policy: str | policies.Policy = "coop",
+    policy: str | policies.Policy | None = None,
     device: jax.Device | None = None,
     runtime: Runtime | None = None,
 ) -> EagerFunction[P, R]: ...
@@ -47,7 +50,7 @@ def remat_eager(
     /,
     *,
     budget: int | float | str | None = None,
-    policy: str | policies.Policy = "coop",
+    policy: str | policies.Policy | None = None,
     device: jax.Device | None = None,
     runtime: Runtime | None = None,
 ) -> Callable[[Callable[P, R]], EagerFunction[P, R]]: ...
@@ -56,7 +59,7 @@ def remat_eager(
     /,
     *,
     budget: int | float | str | None = None,
-    policy: str | policies.Policy = "coop",
+    policy: str | policies.Policy | None = None,
     device: jax.Device | None = None,
     runtime: Runtime | None = None,
 ) -> Any:
@@ -68,9 +71,11 @@ def remat_eager(
         needs without a budget (only for functions that JAX can trace, that is, whose control flow
         does not depend on values), or None for no cap.
       policy: "coop", "lookahead" (learns from the last call with such arguments what comes, and
-        goes on without where it does something else), "dtr", "dte", or a `coop_jax.Policy`.
+        goes on without where it does something else), "dtr", "dte", or a `coop_jax.Policy`. If
+        None, "coop".
       device: the device to run on; the default device if None.
-      runtime: a `Runtime` to share; inside `with Runtime(...)` that one is used.
+      runtime: a `Runtime` to share, whose budget, policy and device count: none of them may be
+        given as well. Inside `with Runtime(...)`, without a budget, that one is used.
 
     Returns:
       A function of the same arguments and results. Without `fn`, a decorator.
@@ -93,7 +98,10 @@ def remat_eager(
       (8, 8)
     """
     checked = budgets.check_budget(budget)
-    resolved = policies.resolve_policy(policy)
+    resolved = None if policy is None else policies.resolve_policy(policy)
+    check_runtime(runtime, checked, resolved, device)
+    if fn is not None and not callable(fn):
+        raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
 
     def decorate(function: Callable[P, R]) -> EagerFunction[P, R]:
         return EagerFunction(function, checked, resolved, device, runtime)
@@ -108,7 +116,7 @@ class EagerFunction(Generic[P, R]):
         self,
         fn: Callable[P, R],
         budget: int | float | None,
-        policy: policies.Policy,
+        policy: policies.Policy | None,
         device: jax.Device | None,
         runtime: Runtime | None,
     ):
@@ -157,6 +165,8 @@ class EagerFunction(Generic[P, R]):
                     f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
                     " call, or delete() was called on it"
                 )
+        device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
+        transfers.check_places(leaves, device)
         runtime = self._runtime or self._make_runtime(leaves, tree)
         with runtime.exclusive():
             return self._run(runtime, leaves, tree, needed)
@@ -221,22 +231,26 @@ class EagerFunction(Generic[P, R]):
 
     def _make_runtime(self, leaves: list[Any], tree: Any) -> Runtime:
         budget = self._budget
-        if budget is None and (shared := current_runtime()) is not None:
+        if budget is None and (shared := shared_runtime(self._policy, self._device)) is not None:
             self._runtime = shared
             return shared
+        policy = self._policy or policies.resolve_policy(_DEFAULT)
         if isinstance(budget, float):
-            budget = max(1, int(budget * self._unbudgeted_peak(leaves, tree)))
-        self._runtime = Runtime(budget, self._policy, self._device)
+            unlimited = Runtime(None, policy, self._device)
+            peak = self._unbudgeted_peak(leaves, tree, unlimited)
+            made = Runtime(max(1, int(budget * peak)), policy, self._device)
+            self._runtime = made.counting_from(unlimited)
+        else:
+            self._runtime = Runtime(budget, policy, self._device)
         return self._runtime
 
-    def _unbudgeted_peak(self, leaves: list[Any], tree: Any) -> int:
+    def _unbudgeted_peak(self, leaves: list[Any], tree: Any, runtime: Runtime) -> int:
         """Bytes that the function needs, from tracing it."""
 
         def flat(*flat_leaves: Any) -> list[Any]:
             args, kwargs = jax.tree_util.tree_unflatten(tree, flat_leaves)
             return jax.tree_util.tree_leaves(self._fn(*args, **kwargs))
 
-        runtime = Runtime(None, self._policy, self._device)
         try:
             jaxpr, constants = jaxprs.trace(flat, leaves)
             cache = kernels.cache_for(runtime.device)

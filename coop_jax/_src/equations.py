@@ -74,7 +74,7 @@ class KernelBuilder:
         self.equations.append(
             Equation(
                 primitive,
-                params,
+                jaxprs.unsharded(primitive, params),
                 context,
                 tuple(operands),
                 tuple(results),

@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from coop_jax._src.options import shown
 from coop_jax._src.program_errors import ProgramFileError
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -51,7 +52,7 @@ class Entry:
 
     def number(self) -> int:
         """A whole number."""
-        self.check(self.is_number(self.value), f"expected a number, got {self.value!r}")
+        self.check(self.is_number(self.value), f"expected a number, got {shown(self.value)}")
         return int(self.value)
 
     def numbers(self, count: int) -> Sequence[int]:
@@ -60,13 +61,15 @@ class Entry:
             isinstance(self.value, list)
             and len(self.value) == count
             and all(map(self.is_number, self.value)),
-            f"expected {count} numbers, got {self.value!r}",
+            f"expected {count} numbers, got {shown(self.value)}",
         )
         return self.value  # type: ignore[no-any-return]
 
     def flag(self, value: Any) -> bool:
         """A flag: 0 or 1."""
-        self.check(self.is_number(value) and value in (0, 1), f"expected 0 or 1, got {value!r}")
+        self.check(
+            self.is_number(value) and value in (0, 1), f"expected 0 or 1, got {shown(value)}"
+        )
         return bool(value)
 
     def field(self, key: str, kind: Any, default: Any = None) -> Any:
@@ -75,7 +78,7 @@ class Entry:
         value = self.value.get(key, default)
         self.check(
             isinstance(value, kind) and not isinstance(value, bool),
-            f"{key!r} is missing" if value is None else f"{key!r} is wrong: {value!r}",
+            f"{key!r} is missing" if value is None else f"{key!r} is wrong: {shown(value)}",
         )
         return value
 
@@ -105,8 +108,8 @@ class Reader:
             if fields:
                 at = self._expect(at, ",")
             key = self._decode(at)
-            if key.value not in keys or key.value in fields:
-                raise key.fail(f"field {key.value!r} is unknown or there twice")
+            if not isinstance(key.value, str) or key.value not in keys or key.value in fields:
+                raise key.fail(f"field {shown(key.value)} is unknown or there twice")
             fields[key.value], at = self._value(self._expect(self._end, ":"))
         end = self._skip(self._expect(at, "}"))
         if end != len(self._text):
@@ -139,6 +142,8 @@ class Reader:
             raise self.fail(f"this is not JSON ({error.msg})", error.pos) from error
         except RecursionError as error:
             raise self.fail("nested too deeply", at) from error
+        except ValueError as error:  # Python reads no numbers of thousands of digits
+            raise self.fail(f"a number that is too long ({error})", at) from error
         return Entry(self, value, at)
 
     def _skip(self, at: int) -> int:

@@ -20,6 +20,9 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from coop_jax._src import options
+from coop_jax._src.budget import MOST_BYTES
+from coop_jax._src.options import shown
 from coop_jax._src.program_errors import ProgramFileError
 from coop_jax._src.traced import TracedProgram, kernel_key
 
@@ -96,7 +99,7 @@ class MeasuredCosts:
             for key, samples in sorted(self._samples.items())
         }
         head = {"format": _FORMAT, "version": _VERSION, "device": self.device}
-        with open(path, "w", encoding="utf-8") as file:
+        with open(options.file_path(path), "w", encoding="utf-8") as file:
             json.dump(
                 {**head, "workspace_bytes": self.workspace_bytes, "kernels": kernels},
                 file,
@@ -111,33 +114,48 @@ class MeasuredCosts:
         Raises:
           ProgramFileError: the file is no such file, with the line where that is known.
         """
+        path = options.file_path(path)
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            try:
+                text = file.read()
+            except UnicodeDecodeError as error:
+                raise ProgramFileError(f"{path}, line 1: not text ({error})", 1) from error
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             line = error.lineno
             raise ProgramFileError(f"{path}, line {line}: not JSON ({error.msg})", line) from error
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits
+            raise ProgramFileError(f"{path}: not to be read ({error})", 1) from error
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise ProgramFileError(f"{path}, line 1: not a file of measured costs", 1)
         if data.get("version") != _VERSION:
-            raise ProgramFileError(f"{path}, line 1: version {data.get('version')} is unknown", 1)
+            raise ProgramFileError(
+                f"{path}, line 1: version {shown(data.get('version'))} is unknown", 1
+            )
         costs = MeasuredCosts()
         try:
             costs.device = str(data["device"])
-            costs.workspace_bytes = int(data["workspace_bytes"])
+            costs.workspace_bytes = _bytes(data["workspace_bytes"])
             entries = data["kernels"].items()
             costs._samples = {str(k): [_seconds(entry["seconds"])] for k, entry in entries}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             line = _line_of(text, error)
             raise ProgramFileError(f"{path}, line {line}: {error!r}", line) from error
         return costs
 
 
+def _bytes(value: Any) -> int:
+    count = int(value)
+    if not 0 <= count < MOST_BYTES:
+        raise ValueError(f"workspace_bytes must be 0 or more, and below 2**62, got {shown(value)}")
+    return count
+
+
 def _seconds(value: Any) -> float:
     seconds = float(value)
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"seconds must not be negative, got {value}")
+        raise ValueError(f"seconds must not be negative, got {shown(value)}")
     return seconds
 
 
@@ -171,6 +189,9 @@ def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
       >>> len(costs)
       2
     """
+    for runtime in runtimes:
+        if not hasattr(runtime, "_counters"):
+            raise TypeError(f"expected a coop_jax.Runtime, got {shown(runtime)}")
     costs = MeasuredCosts()
 
     def record(executable: Any, seconds: float) -> None:

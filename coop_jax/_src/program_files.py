@@ -31,20 +31,22 @@ Thread rule: functions of their arguments. Cost: linear in the file.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from typing import Any, cast
 
+from coop_jax._src import options
+from coop_jax._src.budget import MOST_BYTES
 from coop_jax._src.json_lines import Entry, Reader
 from coop_jax._src.kernels import Kernel
+from coop_jax._src.options import shown
 from coop_jax._src.program import Operation, Program, Storage, Value
 from coop_jax._src.traced import RecordedKernel, RecordedType, TracedProgram, kernel_key
 
 _FORMAT, _VERSION = "coop_jax program", 1
 _LISTS = ("storages", "values", "inputs", "constants", "operations", "outputs")
-_MOST = 1 << 62
-_TYPE = re.compile(r"([A-Za-z0-9_<>:]+)\[((?:[0-9]+(?:,[0-9]+)*)?)\]")
+_MOST = MOST_BYTES
+_TYPE = re.compile(r"([A-Za-z0-9_<>:]+)\[((?:[0-9]{1,18}(?:,[0-9]{1,18})*)?)\]")
 
 
 def save_program(program: TracedProgram, path: str | os.PathLike[str]) -> None:
@@ -54,6 +56,9 @@ def save_program(program: TracedProgram, path: str | os.PathLike[str]) -> None:
       program: from `trace_program` or `load_program`.
       path: the file to write.
     """
+    if not isinstance(program, TracedProgram):
+        raise TypeError(f"program must be a TracedProgram, got {type(program).__name__}")
+    name = options.file_path(path)
     p = program.program
     lists: dict[str, list[Any]] = {
         "storages": [[s.nbytes, int(s.outside)] for s in p.storages],
@@ -79,7 +84,7 @@ def save_program(program: TracedProgram, path: str | os.PathLike[str]) -> None:
         ],
         "outputs": list(p.outputs),
     }
-    with open(path, "w", encoding="utf-8") as file:
+    with open(name, "w", encoding="utf-8") as file:
         head = {"format": _FORMAT, "version": _VERSION, "name": program.name}
         file.write("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()))
         for key, entries in lists.items():
@@ -106,12 +111,13 @@ def load_program(path: str | os.PathLike[str]) -> TracedProgram:
       ProgramFileError: what is wrong, with the line: no JSON, a file that ends too early, missing
         or negative numbers, values that do not exist or are read before they are made (cycles).
     """
-    with open(path, encoding="utf-8") as file:
+    name = options.file_path(path)
+    with open(name, encoding="utf-8") as file:
         try:
             text = file.read()
         except UnicodeDecodeError as error:
-            raise Reader(os.fspath(path), "").fail(f"this is not text ({error})", 0) from error
-    return _Loader(Reader(os.fspath(path), text)).load()
+            raise Reader(name, "").fail(f"this is not text ({error})", 0) from error
+    return _Loader(Reader(name, text)).load()
 
 
 class _Loader:
@@ -130,7 +136,8 @@ class _Loader:
             raise fields["format"].fail(f"not a program file: format must be {_FORMAT!r}")
         if fields["version"].value != _VERSION:
             raise fields["version"].fail(
-                f"version {fields['version'].value} is unknown: this coop_jax reads {_VERSION}"
+                f"version {shown(fields['version'].value)} is unknown: this coop_jax reads"
+                f" {_VERSION}"
             )
         sizes = [self._storage(e) for e in fields["storages"].entries()]
         if sum(nbytes for nbytes, _ in sizes) >= _MOST:
@@ -175,7 +182,7 @@ class _Loader:
 
     def _storage(self, entry: Entry) -> tuple[int, bool]:
         nbytes, outside = entry.numbers(2)
-        entry.check(0 <= nbytes < _MOST, f"a storage of {nbytes} bytes")
+        entry.check(0 <= nbytes < _MOST, f"a storage of {shown(nbytes)} bytes")
         return nbytes, entry.flag(outside)
 
     def _value(self, entry: Entry, sizes: list[tuple[int, bool]]) -> Value:
@@ -185,10 +192,12 @@ class _Loader:
         )
         storage, text, at_bytes = entry.value
         entry.check(entry.is_number(storage) and entry.is_number(at_bytes), "numbers expected")
-        entry.check(0 <= storage < self._storage_count, f"there is no storage {storage}")
-        entry.check(0 <= at_bytes <= sizes[storage][0], f"a value at {at_bytes} of its storage")
+        entry.check(0 <= storage < self._storage_count, f"there is no storage {shown(storage)}")
+        entry.check(
+            0 <= at_bytes <= sizes[storage][0], f"a value at {shown(at_bytes)} of its storage"
+        )
         match = _TYPE.fullmatch(text) if isinstance(text, str) else None
-        entry.check(match is not None, f"{text!r} is no type such as 'float32[8,128]'")
+        entry.check(match is not None, f"{shown(text)} is no type such as 'float32[8,128]'")
         assert match is not None
         shape = tuple(int(n) for n in match[2].split(",") if n)
         return Value(storage, RecordedType(shape, match[1]), at_bytes)
@@ -196,7 +205,7 @@ class _Loader:
     def _known(self, entry: Entry, number: Any) -> int:
         entry.check(
             entry.is_number(number) and 0 <= number < len(self._values),
-            f"there is no value {number}",
+            f"there is no value {shown(number)}",
         )
         return int(number)
 
@@ -235,7 +244,7 @@ class _Loader:
         for storage in released:
             entry.check(
                 entry.is_number(storage) and 0 <= storage < self._storage_count,
-                f"there is no storage {storage}",
+                f"there is no storage {shown(storage)}",
             )
             entry.check(self._made[storage] > 0, f"storage {storage} is released, but not there")
             self._made[storage] = -1
@@ -261,7 +270,7 @@ class _Loader:
     def _amount(self, entry: Entry, key: str, default: float | None = None) -> float:
         amount = entry.field(key, (int, float), default)
         entry.check(
-            math.isfinite(amount) and 0 <= amount < 1e18,
-            f"{key} must not be negative, got {amount}",
+            0 <= amount < 1e18,  # what is not a number is not, either
+            f"{key} must not be negative, nor 1e18 or more, got {shown(amount)}",
         )
         return float(amount)

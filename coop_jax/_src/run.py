@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from coop_jax._src import around, fusing, kernels, planning, policies, primitives
+from coop_jax._src import around, fusing, kernels, options, planning, policies, primitives
 from coop_jax._src import budget as budgets
 from coop_jax._src.arguments import (
     check_leaves,
@@ -24,7 +24,7 @@ from coop_jax._src.arguments import (
     flatten_arguments,
     positions,
 )
-from coop_jax._src.compat import arrays, jaxprs, transforms
+from coop_jax._src.compat import arrays, jaxprs, transfers, transforms
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.interrupts import DeferredInterrupts
 from coop_jax._src.online import run_online
@@ -40,7 +40,7 @@ from coop_jax._src.passing import (
 from coop_jax._src.planned import run_planned
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.repeating import LastCall, known_calls, note
-from coop_jax._src.runtime import Runtime, current_runtime
+from coop_jax._src.runtime import Runtime, check_runtime, shared_runtime
 from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
 from coop_jax._src.simulation import Simulation, Simulator
 from coop_jax._src.traced import TracedProgram, traced_program
@@ -53,9 +53,9 @@ R = TypeVar("R")
 def run(
     fn: Callable[P, R],
     budget: int | float | str | None = None,
-    policy: str | policies.Policy = policies.DEFAULT,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
+    policy: str | policies.Policy | None = None,
+    donate_argnums: int | Sequence[int] | None = (),
+    static_argnums: int | Sequence[int] | None = (),
     device: jax.Device | None = None,
     runtime: Runtime | None = None,
     *,
@@ -69,13 +69,14 @@ def run(
         function needs at its peak without a budget, or None for no cap. It counts everything the
         call keeps on the device: arguments, values, results, temporary memory.
       policy: "lookahead", which searches for a plan for some seconds where memory is short, "coop"
-        (the paper's), "dtr", "dte", or a `coop_jax.Policy`.
+        (the paper's), "dtr", "dte", or a `coop_jax.Policy`. If None, "lookahead".
       donate_argnums: positions of arguments that the function replaces (parameters, optimizer
         state). They are updated in place; the arrays passed in cannot be used afterwards.
       static_argnums: positions of arguments that are Python values, not arrays; hashable.
       device: the device to run on; the default device if None.
-      runtime: a `Runtime` to share instead of one of its own; then `budget`, `policy` and
-        `device` are the runtime's. Inside `with Runtime(...)`, without a budget, that one is used.
+      runtime: a `Runtime` to share instead of one of its own, whose budget, policy and device
+        count: none of them may be given as well. Inside `with Runtime(...)`, without a budget, that
+        one is used.
       fusion: whether operations that XLA can fuse run as one: faster, and values that are cheap to
         compute are not stored. Results are the same bits at every budget; they may differ in the
         last ones from those without fusion. If None, yes, unless COOP_JAX_FUSION is 0. A program
@@ -103,8 +104,10 @@ def run(
     static = positions(static_argnums, "static_argnums")
     if both := sorted(set(donated) & set(static)):
         raise ValueError(f"argument {both[0]} is both donated and static")
-    checked, resolved = budgets.check_budget(budget), policies.resolve_policy(policy)
-    fused = fusing.is_default() if fusion is None else fusion
+    checked = budgets.check_budget(budget)
+    resolved = None if policy is None else policies.resolve_policy(policy)
+    check_runtime(runtime, checked, resolved, device)
+    fused = fusing.is_default() if fusion is None else options.flag(fusion, "fusion")
     return BudgetedFunction(fn, checked, resolved, donated, static, device, runtime, fused)
 
 
@@ -115,7 +118,7 @@ class BudgetedFunction(Generic[P, R]):
         self,
         fn: Callable[P, R],
         budget: int | float | None,
-        policy: policies.Policy,
+        policy: policies.Policy | None,
         donate_argnums: tuple[int, ...],
         static_argnums: tuple[int, ...],
         device: jax.Device | None,
@@ -178,6 +181,7 @@ class BudgetedFunction(Generic[P, R]):
     def _look_up(self, static: Any, leaves: list[Any], tree: Any) -> LastCall:
         """The signature of a call that is not like the last one, found or made."""
         check_leaves(leaves)
+        transfers.check_places(leaves, self._placed_on())
         kinds = LeafKinds(leaves, self._placed_on())
         key = (tree, static, kinds.keys)
         signature = self._signatures.get(key)
@@ -210,7 +214,7 @@ class BudgetedFunction(Generic[P, R]):
         runtime = self._runtime
         kept = 0 if runtime is None else runtime._workspace_bytes
         needed = None if signature is None else signature.workspaces
-        policy = self._policy if runtime is None else runtime.policy
+        policy = self._policy or policies.DEFAULT if runtime is None else runtime.policy
         budget = self._budget if runtime is None else runtime.budget_bytes
         workspace = kept if needed is None else needed
         simulator = Simulator(traced, policy, None, None, workspace, kept_bytes=kept)
@@ -238,6 +242,7 @@ class BudgetedFunction(Generic[P, R]):
         device = self._placed_on()
         cache = kernels.cache_for(device)
         jaxpr, constants = jaxprs.trace(flat, leaves)
+        transfers.check_places(constants, device)
         primitives.check_program(jaxpr)
         jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
         # A reference owns its contents, so they are replaced where they are.
@@ -279,9 +284,11 @@ class BudgetedFunction(Generic[P, R]):
 
     def _make_runtime(self, signature: Signature) -> Runtime:
         budget = self._budget
-        if budget is None and (shared := current_runtime()) is not None:
+        policy = self._policy or policies.resolve_policy(policies.DEFAULT)
+        if budget is None and (shared := shared_runtime(self._policy, self._device)) is not None:
             self._runtime = shared
             return shared
+        unlimited = None
         if isinstance(budget, float):
             program = signature.program
             if program is None:
@@ -290,7 +297,7 @@ class BudgetedFunction(Generic[P, R]):
                     " has a while_loop or cond. Give the budget in bytes, for example half of"
                     " runtime.stats().peak_bytes after a call with budget=None."
                 )
-            unlimited = Runtime(None, self._policy, self._device)
+            unlimited = Runtime(None, policy, self._device)
             first = planning.first_residency(program)
             peak = planning.unbudgeted_peak(
                 program,
@@ -299,7 +306,9 @@ class BudgetedFunction(Generic[P, R]):
                 max(compile_all(signature, program, unlimited), default=0),
             )
             budget = max(1, int(peak * budget))
-        self._runtime = Runtime(budget, self._policy, self._device)
+        self._runtime = Runtime(budget, policy, self._device)
+        if unlimited is not None:
+            self._runtime.counting_from(unlimited)
         return self._runtime
 
     def _run(

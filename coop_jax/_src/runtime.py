@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from coop_jax._src import budget as budgets
-from coop_jax._src import kernels, policies
+from coop_jax._src import kernels, options, policies
 from coop_jax._src import verify as verifying
 from coop_jax._src.compat import devices
 from coop_jax._src.errors import BudgetExceededError, BudgetReport
@@ -31,6 +31,53 @@ def current_runtime() -> Runtime | None:
     """The innermost runtime entered with `with` in this thread."""
     stack: list[Runtime] = getattr(_current, "stack", [])
     return stack[-1] if stack else None
+
+
+def shared_runtime(policy: policies.Policy | None, device: jax.Device | None) -> Runtime | None:
+    """The current runtime, for a function without a budget of its own.
+
+    Raises:
+      ValueError: the function has a policy or a device, which would not count.
+    """
+    shared = current_runtime()
+    if shared is not None:
+        _refuse_ignored(policy, device, "with coop_jax.Runtime(...)")
+    return shared
+
+
+def check_runtime(
+    runtime: Any,
+    budget: int | float | None,
+    policy: policies.Policy | None,
+    device: jax.Device | None,
+) -> None:
+    """Refuses what is no runtime, and what would be ignored beside one.
+
+    Raises:
+      TypeError: it is neither a `Runtime` nor None.
+      ValueError: there are both a runtime and a budget, policy or device.
+    """
+    options.check_device(device)
+    if runtime is None:
+        return
+    if not isinstance(runtime, Runtime):
+        raise TypeError(f"runtime must be a coop_jax.Runtime, got {options.shown(runtime)}")
+    if budget is not None:
+        raise ValueError(
+            "budget= and runtime= cannot both be given: the budget is the runtime's. Make the"
+            " runtime with that budget, or leave runtime= out"
+        )
+    _refuse_ignored(policy, device, "runtime=")
+
+
+def _refuse_ignored(policy: policies.Policy | None, device: jax.Device | None, where: str) -> None:
+    for name, value in (("policy", policy), ("device", device)):
+        if value is not None:
+            raise ValueError(
+                f"{name}= would be ignored: the function runs in the runtime of `{where}`, and that"
+                f" has one. Give {name}= to the Runtime, or budget= to the function, which then has"
+                " a runtime of its own"
+            )
 
 
 class _Exclusive:
@@ -100,11 +147,11 @@ class Runtime:
         self._policy = policies.resolve_policy(policy)
         if verifying.eviction_is_forced():
             self._policy = policies.with_forced_eviction(self._policy)
-        self._verify = verifying.verification_is_asked() if verify is None else verify
+        asked = verify is None and verifying.verification_is_asked()
+        self._verify = asked if verify is None else options.flag(verify, "verify")
+        options.check_device(device)
+        self._workspace_bytes = budgets.workspace_bytes(workspace)
         self._device = device if device is not None else jax.devices()[0]
-        kept = 0 if workspace is None else budgets.check_budget(workspace, fraction_allowed=False)
-        assert isinstance(kept, int)
-        self._workspace_bytes = kept
         self._cache = kernels.cache_for(self._device)
         self._compilations_before = self._cache.compilations
         self._settings = PlanSettings(
@@ -142,8 +189,15 @@ class Runtime:
             compilations=self._cache.compilations - self._compilations_before,
         )
 
+    def counting_from(self, other: Runtime) -> Runtime:
+        """The same runtime; what was compiled since the other one was made counts as its own."""
+        self._compilations_before = other._compilations_before
+        return self
+
     def close(self) -> None:
         """Gives the pool back as soon as the last array in it is dropped; ends this runtime."""
+        if self._exclusive.closed:
+            return
         with self.exclusive():
             self._exclusive.closed = True
             self._memory = None

@@ -14,11 +14,11 @@ import concurrent.futures
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from coop_jax._src import budget as budgets
-from coop_jax._src import policies
+from coop_jax._src import options, policies
 from coop_jax._src.measured import MeasuredCosts
 from coop_jax._src.simulation import Profile, Simulation, Simulator, Workspace, traced_of
 from coop_jax._src.traced import TracedProgram
@@ -49,8 +49,8 @@ def min_budget(
     *args: Any,
     policy: str | policies.Policy = policies.DEFAULT,
     max_overhead: float | None = None,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = (),
+    static_argnums: int | Sequence[int] | None = (),
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
@@ -91,8 +91,9 @@ def min_budget(
       >>> coop_jax.simulate(jax.grad(loss), x, x, budget=least).feasible
       True
     """
-    if max_overhead is not None and not max_overhead >= 0:
-        raise ValueError(f"max_overhead must be 0 or more, got {max_overhead}")
+    if max_overhead is not None:
+        options.number(max_overhead, "max_overhead", least=0)
+    _check_resolution(resolution)
     traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
     simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
     if max_overhead is None:
@@ -112,8 +113,8 @@ def cutoff_budget(
     fn: Callable[..., Any] | TracedProgram,
     *args: Any,
     policy: str | policies.Policy = policies.DEFAULT,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = (),
+    static_argnums: int | Sequence[int] | None = (),
     device_profile: Profile = None,
     workspace: Workspace = None,
     resolution: float = 0.002,
@@ -135,6 +136,7 @@ def cutoff_budget(
     Returns:
       Bytes; 0 if nothing is evicted with any budget that works.
     """
+    _check_resolution(resolution)
     traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
     simulator = Simulator(traced, policy, device_profile, None, workspace)
     simulator.search_no_better_plans()
@@ -150,9 +152,12 @@ def cutoff_budget(
     return below if below and simulator.plan(below).feasible else 0
 
 
+def _check_resolution(resolution: float) -> None:
+    if not options.number(resolution, "resolution", least=0, most=1):
+        raise ValueError("resolution must be a share of the peak, between 0 and 1, got 0")
+
+
 def _range(simulator: Simulator, resolution: float) -> tuple[int, int, int]:
-    if not 0 < resolution < 1:
-        raise ValueError(f"resolution must be a share of the peak, between 0 and 1: {resolution}")
     peak = max(1, simulator.unbudgeted_peak_bytes)
     step = max(simulator.settings.alignment_bytes, int(peak * resolution))
     return peak, step, 4 * peak + (1 << 20)
@@ -163,8 +168,8 @@ def sweep(
     *args: Any,
     budget: Sequence[budgets.Budget],
     policy: str | policies.Policy | Sequence[str | policies.Policy] = policies.DEFAULT,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = (),
+    static_argnums: int | Sequence[int] | None = (),
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
@@ -196,13 +201,18 @@ def sweep(
       A simulation for each policy and budget, policies outermost, in order. Where a budget does not
       suffice, none that would is looked for.
     """
+    if isinstance(budget, str) or not isinstance(budget, Iterable):
+        raise TypeError(f"budget must be a list of budgets, got {options.shown(budget)}")
+    given = [budgets.check_budget(b) for b in budget]
+    several = not isinstance(policy, (str, policies.Policy)) and isinstance(policy, Iterable)
+    chosen = [policies.resolve_policy(p) for p in (policy if several else [policy])]  # type: ignore
+    options.flag(progress, "progress")
     traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
-    chosen = [policy] if isinstance(policy, (str, policies.Policy)) else list(policy)
     simulators = [
         Simulator(traced, p, device_profile, costs, workspace, alternatives, give_up)
         for p in chosen
     ]
-    jobs = [(s, s.resolve(b)) for s in simulators for b in budget]
+    jobs = [(s, s.resolve(b)) for s in simulators for b in given]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         futures = [threads.submit(s.simulate, b, find_smallest=False) for s, b in jobs]
         done = concurrent.futures.as_completed(futures)

@@ -28,7 +28,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import budget as budgets
-from coop_jax._src import calibration, planning, policies
+from coop_jax._src import calibration, options, planning, policies
 from coop_jax._src import costs as cost_models
 from coop_jax._src.measured import MeasuredCosts
 from coop_jax._src.planning import PlanSettings
@@ -109,7 +109,7 @@ class Simulator:
     def __init__(
         self,
         traced: TracedProgram,
-        policy: str | policies.Policy,
+        policy: str | policies.Policy | None,
         device_profile: Profile,
         costs: MeasuredCosts | None,
         workspace: Workspace,
@@ -118,32 +118,27 @@ class Simulator:
         kept_bytes: int = 0,
     ):
         """Takes what `simulate` takes; `kept_bytes` of workspace are reserved in any case."""
+        if costs is not None and not isinstance(costs, MeasuredCosts):
+            raise TypeError(f"costs must be MeasuredCosts, got {options.shown(costs)}")
         if workspace is None:
             workspace = costs.workspace_bytes if costs is not None else 0
-        if isinstance(workspace, (int, str)):
-            needed: Sequence[int] = ()
-            checked = workspace and budgets.check_budget(workspace, fraction_allowed=False)
-            assert isinstance(checked, int)
+        if isinstance(workspace, (list, tuple)):
+            needed, checked = _of_operations(workspace, traced), kept_bytes
         else:
-            needed, checked = tuple(workspace), kept_bytes
-            if len(needed) != len(traced.program.operations):
-                raise ValueError(
-                    f"workspace has {len(needed)} entries, and the program"
-                    f" {len(traced.program.operations)} operations"
-                )
+            needed, checked = (), budgets.workspace_bytes(workspace)  # type: ignore[arg-type]
         named = profile_of(device_profile)
         default = cost_models.profile_for(jax.devices()[0].platform)
         self.traced = traced
         self.program = traced.program
         self._kept_bytes = checked
-        self._needed = needed
+        self._needed: Sequence[int] = needed
         self.workspace_bytes = max([checked, *needed])
         self.settings = PlanSettings(
-            policies.resolve_policy(policy),
+            policies.resolve_policy(policies.DEFAULT if policy is None else policy),
             (named or default).alignment_bytes,
             named or default,
-            alternatives,
-            give_up,
+            options.flag(alternatives, "alternatives"),
+            options.number(give_up, "give_up", least=0),
         )
         self.residency = planning.first_residency(self.program)
         self._cost_seconds = traced.cost_seconds(named)
@@ -246,14 +241,32 @@ class Simulator:
         )
 
 
+def _of_operations(workspace: Sequence[int], traced: TracedProgram) -> tuple[int, ...]:
+    """Temporary memory of each operation, checked."""
+    count = len(traced.program.operations)
+    if len(workspace) != count:
+        raise ValueError(
+            f"workspace has {len(workspace)} entries, and the program {count} operations"
+        )
+    most = budgets.MOST_BYTES
+    return tuple(
+        int(options.number(w, "an entry of workspace", least=0, most=most)) for w in workspace
+    )
+
+
 def profile_of(given: Profile) -> cost_models.DeviceProfile | None:
     """A device profile by name.
 
     Raises:
       ValueError: an unknown name.
+      TypeError: neither a name nor a profile.
     """
     if given is None or isinstance(given, cost_models.DeviceProfile):
         return given
+    if not isinstance(given, str):
+        raise TypeError(
+            f"device_profile must be a name or a coop_jax.DeviceProfile, got {options.shown(given)}"
+        )
     if given == "cpu":
         return calibration.cpu_profile()
     if given not in cost_models.PROFILES:
@@ -266,8 +279,8 @@ def traced_of(
     fn: Callable[..., Any] | TracedProgram,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    donate_argnums: int | Sequence[int],
-    static_argnums: int | Sequence[int],
+    donate_argnums: int | Sequence[int] | None,
+    static_argnums: int | Sequence[int] | None,
 ) -> TracedProgram:
     """The program of a function of these arguments; a program itself."""
     if isinstance(fn, TracedProgram):
@@ -275,7 +288,8 @@ def traced_of(
             raise TypeError("a traced program has its arguments: give none")
         return fn
     if not callable(fn):
-        raise TypeError(f"fn must be a function of arrays or a TracedProgram, got {type(fn)}")
+        name = type(fn).__name__
+        raise TypeError(f"fn must be a function of arrays or a TracedProgram, got {name}")
     return trace_program(
         fn, *args, donate_argnums=donate_argnums, static_argnums=static_argnums, **kwargs
     )
@@ -286,8 +300,8 @@ def simulate(
     *args: Any,
     budget: budgets.Budget = None,
     policy: str | policies.Policy = policies.DEFAULT,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = (),
+    static_argnums: int | Sequence[int] | None = (),
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from coop_jax._src import costs, fusing, kernels, primitives
+from coop_jax._src import costs, fusing, kernels, options, primitives
 from coop_jax._src.arguments import (
     check_leaves,
     donated_leaves,
@@ -24,7 +24,7 @@ from coop_jax._src.arguments import (
     flatten_arguments,
     positions,
 )
-from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 
@@ -80,8 +80,8 @@ class RecordedType:
 def trace_program(
     fn: Callable[..., Any],
     *args: Any,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = (),
+    static_argnums: int | Sequence[int] | None = (),
     fusion: bool | None = None,
     **kwargs: Any,
 ) -> TracedProgram:
@@ -109,13 +109,15 @@ def trace_program(
       >>> len(coop_jax.trace_program(lambda x: jnp.tanh(x) @ x, x).program.operations)
       2
     """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
     return traced_program(
         fn,
         args,
         kwargs,
         positions(donate_argnums, "donate_argnums"),
         positions(static_argnums, "static_argnums"),
-        fusing.is_default() if fusion is None else fusion,
+        fusing.is_default() if fusion is None else options.flag(fusion, "fusion"),
     )
 
 
@@ -132,7 +134,9 @@ def traced_program(
     check_leaves(leaves)
     donated = donated_leaves(tree, donate)
     flat, _ = flat_function(fn, static, tree)
+    transfers.check_places(leaves, None)
     jaxpr, constants = jaxprs.trace(flat, leaves)
+    transfers.check_places(constants, None)
     primitives.check_program(jaxpr)
     jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
     owned = [d or compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)]

@@ -227,6 +227,22 @@ _SKIPPED = {  # parameters that do not change what an equation computes, and dif
 }
 
 
+_LAYS_OUT = frozenset(("sharding_constraint", "reshard", "mesh_cast"))
+_SHARDINGS = ("sharding", "out_sharding")
+
+
+def unsharded(primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an equation without the mesh of one device that its result is laid on.
+
+    It is no part of the key, and where a kernel runs there may be another mesh, or none.
+    """
+    if primitive.name in _LAYS_OUT:
+        return params
+    if any(params.get(name) is not None for name in _SHARDINGS):
+        return {k: None if k in _SHARDINGS else v for k, v in params.items()}
+    return params
+
+
 def params_key(params: dict[str, Any]) -> Hashable:
     """A hashable form of an equation's parameters; nested jaxprs by structure."""
     return tuple((k, _key(v)) for k, v in sorted(params.items()) if k not in _SKIPPED)

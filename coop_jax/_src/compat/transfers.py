@@ -7,6 +7,7 @@ ends in.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax._src import dtypes as _dtypes
 from jaxlib import _jax
 
 from coop_jax._src.compat import arrays
+from coop_jax._src.compat.refs import contents, is_ref
 
 
 def on_device(value: Any, device: jax.Device) -> Any:
@@ -24,23 +26,64 @@ def on_device(value: Any, device: jax.Device) -> Any:
     Raises:
       ValueError: the array was put elsewhere, or lies on several devices.
     """
+    if _lies_there(value, device):
+        return value
+    moved = put(arrays.stored(value), device)
+    return arrays.with_aval(
+        moved, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype
+    )
+
+
+def _lies_there(value: Any, device: jax.Device) -> bool:
+    """Whether an array is on this device; if not, JAX may move it.
+
+    Raises:
+      ValueError: it may not.
+    """
     array = arrays.stored(value)
     sharding = array.sharding
     if type(sharding) is jax.sharding.SingleDeviceSharding and sharding._device is device:
-        return value
+        return True
     devices = sharding.device_set
     if devices == {device}:
-        return value
+        return True
     if len(devices) > 1 or arrays.is_committed(array):
         names = ", ".join(sorted(map(str, devices)))
         raise ValueError(
             f"an array of shape {value.shape} lies on {names}, and this coop_jax call runs on"
             f" {device} alone: pass device=, or jax.device_put it there first"
         )
-    moved = put(array, device)
-    return arrays.with_aval(
-        moved, weak_type=False, committed=False, shape=value.shape, dtype=value.dtype
-    )
+    return False
+
+
+def check_places(values: Sequence[Any], device: jax.Device | None) -> None:
+    """Refuses arrays that cannot be used on this device (None: any), and meshes around the call.
+
+    Comes before anything is traced: what is traced of arrays over several devices is for them, and
+    so would be what is compiled and kept of it.
+
+    Raises:
+      ValueError: an array was put elsewhere, or lies on several devices; the call is inside
+        `jax.set_mesh` with a mesh of several.
+    """
+    around = jax.sharding.get_abstract_mesh().size
+    if around > 1:
+        raise ValueError(
+            f"coop_jax runs on one device, and this call is inside jax.set_mesh with {around}: call"
+            " it outside of that context"
+        )
+    for value in values:
+        if isinstance(value, _core.Tracer):
+            aval: Any = value.aval
+            mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+            if mesh is not None and mesh.size > 1:
+                raise ValueError(
+                    f"a value of shape {aval.shape} lies on the {mesh.size} devices of"
+                    f" {mesh}, and coop_jax runs on one: jax.device_put it there first"
+                )
+        elif isinstance(value, jax.Array):
+            array = contents(value) if is_ref(value) else value
+            _lies_there(array, device or next(iter(array.sharding.device_set)))
 
 
 def from_numpy(value: Any, device: jax.Device, *, committed: bool) -> jax.Array | None:
