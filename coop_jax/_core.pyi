@@ -1,5 +1,6 @@
 """Types of the extension module: the pool and the engine."""
 
+import contextvars
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, TypeAlias, overload
 
@@ -369,21 +370,89 @@ class Replay:
         self,
         values: list[Any],
         begin: int,
-        interrupts: Any,
+        interrupts: Interrupts,
         misplaced: Callable[[int, Sequence[Any]], Sequence[Any]],
     ) -> int:
         """Carry out instructions from ``begin`` on; return the number of the caller's next one.
 
+        ``interrupts``: checked between two operations, until a donated array of the user is gone.
+
         Raises:
-            Whatever an operation raises, or ``interrupts.check()`` between two of them.
+            Whatever an operation raises, or ``interrupts.check()``.
         """
 
     compute_seconds: float
     recompute_seconds: float
-    consumed: bool
-    """Whether a donated array of the user is gone since ``run`` began at 0."""
     obeyed: bool
-    """Whether all that overwrote such arrays since then lies where it was told to."""
+    """Whether all that overwrote donated arrays since ``run`` began at 0 lies where it should."""
+
+class Interrupts:
+    """Handlers of signals that wait, in one call (see cc/python/call_guard.h)."""
+
+    consumed: bool
+    """Whether a donated array is gone: the call has to finish."""
+
+    def __init__(self) -> None: ...
+    def check(self) -> None:
+        """Raise what a handler raised since the call began, if one did."""
+
+    @property
+    def noted(self) -> bool:
+        """Whether one did."""
+
+class Exclusive:
+    """Lets one call at a time into a runtime that is not closed."""
+
+    closed: bool
+
+    def __init__(self) -> None: ...
+
+def guarded(
+    exclusive: Exclusive | None,
+    interrupts: Interrupts | None,
+    undo: Callable[[], object] | None,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """Call a function of which something is left to be undone, and undo it whatever is raised.
+
+    ``exclusive`` is held meanwhile. With ``interrupts`` Python's handlers of signals are run as
+    they arrive, but what they raise waits for ``interrupts.check()``, or for the end. ``undo`` is
+    called where the function raises, until it came to its end: it may be called again and again.
+
+    Raises:
+        Whatever the function, a handler or ``undo`` raises; what came later if there are several.
+        RuntimeError: this thread is in a call already, or the runtime was closed.
+    """
+
+def check_interrupts() -> None:
+    """Raise what waits in the call of this thread, unless the call has to finish."""
+
+def set_handover(
+    hand_over: Callable[[BaseException | None], object], take_left: Callable[[], object]
+) -> None:
+    """Set what is called with what a call that is over left, and what raises it in the next one.
+
+    None stands for a KeyboardInterrupt by Python's own handler.
+    """
+
+def nothing_is_left() -> None:
+    """What was handed over was raised."""
+
+def raise_in_main_thread(error: BaseException) -> bool:
+    """Raise an exception in the main thread between two bytecodes; False where it cannot be."""
+
+entered: contextvars.ContextVar[tuple[Any, ...]]
+"""What `enter` and `exit` of a class were called for, the innermost last."""
+
+def enter(self: Any) -> Any:
+    """`__enter__` of a class, without bytecodes between which something may be raised."""
+
+def exit(self: Any, *raised: object) -> None:
+    """`__exit__` of a class, likewise."""
+
+def ensure_signal_stack() -> None:
+    """Give this thread a stack of its own for handlers (see cc/python/signal_stack.h)."""
 
 class ArgumentReader:
     """Asks the arrays of a call what it has to know of them, in one pass.
@@ -627,10 +696,8 @@ class SessionCore(Engine):
     def compute_seconds(self) -> float: ...
     @property
     def recompute_seconds(self) -> float: ...
-    @property
-    def consumed(self) -> bool:
-        """Whether a donated array is gone, so that the call has to finish."""
-    interruptible: bool
+    def interrupt_by(self, interrupts: Interrupts) -> None:
+        """Check ``interrupts`` before each operation, until a donated array is gone."""
 
 class Program:
     """Metadata of a straight-line program; ids are indices. See cc/core/program.h."""

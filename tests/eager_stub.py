@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from coop_jax._src.compat.eager import eager_scope
+from coop_jax._src.compat.eager import EagerScope
 from coop_jax._src.compat.tracers import EagerTracer
 
 
@@ -73,7 +73,7 @@ def run_eagerly(fn: Callable[..., Any], *args: Any) -> tuple[Any, CountingSessio
     session = CountingSession()
     leaves, tree = jax.tree.flatten(args)
     arrays = [x.concrete() if isinstance(x, EagerTracer) else jnp.asarray(x) for x in leaves]
-    with eager_scope(session) as trace:
+    with EagerScope(session) as trace:
         inputs = jax.tree.unflatten(tree, [trace.wrap(Value(session, x)) for x in arrays])
         out = fn(*inputs)
         del inputs

@@ -15,7 +15,7 @@ import pytest
 from conftest import assert_same_bits
 from eager_stub import CountingSession, Value, run_eagerly
 
-from coop_jax._src.compat.eager import current_trace_is_concrete, eager_scope
+from coop_jax._src.compat.eager import EagerScope, current_trace_is_concrete
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 CAPTURED = np.linspace(-1, 1, 4, dtype=np.float32)
@@ -158,7 +158,7 @@ def test_session_is_let_go_though_a_tracer_leaks() -> None:
 def test_outer_transformation_is_refused(transform: Fn) -> None:
     def enter(x: Any) -> Any:
         assert not current_trace_is_concrete()
-        with eager_scope(CountingSession()):
+        with EagerScope(CountingSession()):
             return x
 
     with pytest.raises(TypeError, match=r"inside the decorated function"):
@@ -188,7 +188,7 @@ def test_keys_are_operands_and_results() -> None:
 
     key, old = jax.random.key(3), jax.random.PRNGKey(4)
     session = CountingSession()
-    with eager_scope(session) as trace:
+    with EagerScope(session) as trace:
         out = split(trace.wrap(Value(session, key)), trace.wrap(Value(session, old)))
         found = [session.concrete(trace.value_of(x)) for x in out]
     assert_same_bits(found, list(split(key, old)))
@@ -234,7 +234,7 @@ def test_no_cache_keeps_a_trace_or_a_session_alive() -> None:
     jitted = jax.jit(jnp.sin)
     _, session = run_eagerly(lambda x: (jitted(x), jitted(CAPTURED), jax.grad(product)), X)
     references = [weakref.ref(session)]
-    with eager_scope(session) as trace:
+    with EagerScope(session) as trace:
         jitted(CAPTURED)
         references.append(weakref.ref(trace))
     del trace, session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import pytest
 import coop_jax
 from coop_jax._src import interrupts
 from coop_jax._src.executables import Executable
-from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.interrupts import Interrupts, guarded
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +26,20 @@ def _interrupts_arrive() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def with_nothing_to_do(function: Callable[[], object], *, consumed: bool = True) -> object:
+    """A call that calls a function of Python."""
+    waiting = Interrupts()
+
+    def call() -> object:
+        waiting.consumed = consumed
+        return function()
+
+    return guarded(None, waiting, None, call)
+
+
 def leave_one() -> None:
     """A call that an interrupt found at work."""
-    with DeferredInterrupts():
-        signal.raise_signal(signal.SIGINT)
+    with_nothing_to_do(lambda: signal.raise_signal(signal.SIGINT))
 
 
 def test_one_that_is_left_comes_a_moment_later() -> None:
@@ -41,11 +51,9 @@ def test_one_that_is_left_comes_a_moment_later() -> None:
 def test_one_that_is_left_comes_at_the_next_call_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "_HANDOVER_SECONDS", 0.2)
     leave_one()
-    with pytest.raises(KeyboardInterrupt), DeferredInterrupts():
-        pass
-    with DeferredInterrupts() as found:
-        time.sleep(0.4)
-        assert not found.noted
+    with pytest.raises(KeyboardInterrupt):
+        with_nothing_to_do(lambda: None)
+    with_nothing_to_do(lambda: time.sleep(0.4), consumed=False)
     time.sleep(0.4)
 
 
@@ -53,8 +61,7 @@ def test_other_threads_and_handlers_leave_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(interrupts, "_HANDOVER_SECONDS", 0.5)
 
     def call() -> None:
-        with DeferredInterrupts():
-            pass
+        with_nothing_to_do(lambda: None)
 
     leave_one()
     thread = threading.Thread(target=call)

@@ -12,11 +12,14 @@
 #include "cc/ffi/copy.h"
 #include "cc/ffi/scratch.h"
 #include "cc/python/argument_reader.h"
+#include "cc/python/call_guard.h"
 #include "cc/python/call_recognizer.h"
 #include "cc/python/engine_bindings.h"
+#include "cc/python/entered.h"
 #include "cc/python/pool_bindings.h"
 #include "cc/python/replay.h"
 #include "cc/python/session_core.h"
+#include "cc/python/signal_stack.h"
 #include "cc/python/tree_structure.h"
 
 namespace nb = nanobind;
@@ -57,6 +60,9 @@ NB_MODULE(_core, module) {
   coop::python::BindArgumentReader(module);
   coop::python::BindCallRecognizer(module);
   coop::python::BindTreeStructure(module);
+  coop::python::BindCallGuard(module);
+  coop::python::BindEntered(module);
+  coop::python::BindSignalStack(module);
   module.def(
       "ffi_targets", &FfiTargets, nb::arg("name") = "coop_copy",
       "Capsules of the XLA custom call 'coop_copy', 'coop_store' or 'coop_scratch', by platform "

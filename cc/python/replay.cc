@@ -111,14 +111,11 @@ nb::object Replay::Import(const Cell& cell, bool write) {
   return Steal(PyObject_Vectorcall(load_.ptr(), load, extra + 1, nullptr));
 }
 
-size_t Replay::Run(nb::list values, size_t begin, nb::handle interrupts, nb::handle misplaced) {
+size_t Replay::Run(nb::list values, size_t begin, Interrupts& interrupts, nb::handle misplaced) {
   if (values.size() < static_cast<size_t>(value_count_)) {
     throw std::invalid_argument("the list must have an item for each value");
   }
-  if (begin == 0) {
-    consumed = false;
-    obeyed = true;
-  }
+  if (begin == 0) obeyed = true;
   awaited_.reset();  // of a run that raised
   size_t number = begin;
   for (; number < instructions_.size() && instructions_[number].ready; ++number) {
@@ -126,10 +123,13 @@ size_t Replay::Run(nb::list values, size_t begin, nb::handle interrupts, nb::han
     switch (instruction.kind) {
       case Kind::kLaunch:
         // Signals are seen between instructions, as between those of Python.
-        if (PyErr_CheckSignals() != 0) nb::raise_python_error();
-        if (!consumed) interrupts.attr("check")();
+        if (PyErr_CheckSignals() != 0) {
+          if (!interrupts.consumed) nb::raise_python_error();
+          interrupts.Hold();
+        }
+        if (!interrupts.consumed) interrupts.Check();
         RunLaunch(launches_[static_cast<size_t>(instruction.index)], values.ptr(), number,
-                  misplaced);
+                  &interrupts, misplaced);
         break;
       case Kind::kView:
         SetItem(values.ptr(), instruction.index,
@@ -160,7 +160,7 @@ void Replay::Finish() {
 }
 
 void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
-                       nb::handle misplaced) {
+                       Interrupts* interrupts, nb::handle misplaced) {
   const auto begin = std::chrono::steady_clock::now();
   PoolMemory& memory = MemoryOf(pool_);
   for (const auto& [offset, bytes] : launch.emptied) memory.Discard(offset, bytes);
@@ -195,7 +195,7 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
     }
   }
   if (launch.consumes_input) {
-    consumed = true;
+    interrupts->consumed = true;
     // The user's memory may be shared with what XLA does not write over: that is looked at.
     const Sequence found(results);
     bool placed = true;
@@ -259,7 +259,6 @@ void BindReplay(nb::module_& module) {
            nb::arg("misplaced"))
       .def_rw("compute_seconds", &Replay::compute_seconds)
       .def_rw("recompute_seconds", &Replay::recompute_seconds)
-      .def_rw("consumed", &Replay::consumed)
       .def_rw("obeyed", &Replay::obeyed);
 }
 

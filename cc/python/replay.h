@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "cc/python/argument_reader.h"
+#include "cc/python/call_guard.h"
 #include "cc/python/pool_memory.h"
 
 namespace coop::python {
@@ -65,21 +66,19 @@ class Replay {
   // From now on the launch of that number is carried out here.
   void MakeReady(size_t instruction);
   // Carries out instructions from `begin` on; returns the number of the first that is the
-  // executor's, or how many there are. `values`: a list, changed. `interrupted`: called after each
-  // instruction where Python has noted a signal; raises, or not. `misplaced`: called with an
-  // instruction and its results where they do not lie as they should; returns those to keep.
-  size_t Run(nanobind::list values, size_t begin, nanobind::handle interrupts,
+  // executor's, or how many there are. `values`: a list, changed. `interrupts`: of the call;
+  // checked before each launch until a donated array of the user is gone, and told that.
+  // `misplaced`: called with an instruction and its results where they do not lie as they should;
+  // returns those to keep.
+  size_t Run(nanobind::list values, size_t begin, Interrupts& interrupts,
              nanobind::handle misplaced);
 
   // Where launches are ordered these say when they were enqueued, not what they took; only their
   // sum means something.
   double compute_seconds = 0;
   double recompute_seconds = 0;
-  // Whether a donated array of the user is gone since Run began at 0: nothing interrupts from then
-  // on. The executor says so, too.
-  bool consumed = false;
-  // Whether all that overwrote such arrays since then lies where it was told to. The executor
-  // clears it where it carries out such a launch itself.
+  // Whether all that overwrote donated arrays since Run began at 0 lies where it was told to. The
+  // executor clears it where it carries out such a launch itself.
   bool obeyed = false;
 
  private:
@@ -99,7 +98,8 @@ class Replay {
   [[nodiscard]] nanobind::object Import(const Cell& cell, bool write);
   // Waits for the last launch, if that is outstanding.
   void Finish();
-  void RunLaunch(const Launch& launch, PyObject* values, size_t number, nanobind::handle misplaced);
+  void RunLaunch(const Launch& launch, PyObject* values, size_t number, Interrupts* interrupts,
+                 nanobind::handle misplaced);
   void CheckValue(int32_t value);
 
   nanobind::object pool_;

@@ -167,8 +167,10 @@ void BindSession(nb::module_& module) {
       .def_rw("reserved_bytes", &SessionCore::reserved_bytes)
       .def_ro("compute_seconds", &SessionCore::compute_seconds)
       .def_ro("recompute_seconds", &SessionCore::recompute_seconds)
-      .def_ro("consumed", &SessionCore::consumed)
-      .def_rw("interruptible", &SessionCore::interruptible);
+      .def(
+          "interrupt_by",
+          [](SessionCore& self, Interrupts& interrupts) { self.interrupts = &interrupts; },
+          nb::arg("interrupts"), nb::keep_alive<1, 2>());
 }
 
 }  // namespace coop::python

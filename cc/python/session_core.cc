@@ -59,7 +59,10 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
     nb::object result = WithoutRunning(prepared, Sequence(operands)[0]);
     if (result.is_valid()) return result;
   }
-  if (interruptible && !consumed) session.attr("_on_step")();
+  if (interrupts != nullptr && !interrupts->consumed) {
+    if (PyErr_CheckSignals() != 0) nb::raise_python_error();
+    interrupts->Check();
+  }
   if (direct_ && history_ == nullptr) {
     nb::object results = RunDirectly(session, owner, operands);
     if (results.is_valid()) return results;

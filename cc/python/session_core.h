@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "cc/core/history.h"
+#include "cc/python/call_guard.h"
 #include "cc/python/operation_key.h"
 #include "cc/python/pool_memory.h"
 #include "cc/python/py_engine.h"
@@ -137,8 +138,9 @@ class SessionCore : public PyEngine {
   int64_t reserved_bytes = 0;   // of the pool, for what is outside it and workspace
   double compute_seconds = 0;   // of launches that bypassed the session
   double recompute_seconds = 0;
-  bool consumed = false;       // whether a donated array is gone: the call has to finish
-  bool interruptible = false;  // whether _on_step is called before each operation
+  // Checked before each operation until a donated array is gone, which they are told. Their owner
+  // outlives the session.
+  Interrupts* interrupts = nullptr;
 
  private:
   // An operand in a recipe: a storage seen as a shape and dtype, or a scalar given as it is.
@@ -228,6 +230,8 @@ class SessionCore : public PyEngine {
   // The session is done with an array of its own at a place in the pool (-1: it may be anybody's).
   void Keep(nanobind::object* array, int32_t key, int64_t place);
   void DropViews(StorageId storage);
+  // A donated array is gone: the call has to finish.
+  void NoteConsumed();
   Held& HeldOf(StorageId storage);
   // Of the array that is held, or of the one that an evicted storage comes back as.
   [[nodiscard]] int32_t KeyOf(StorageId storage) const;

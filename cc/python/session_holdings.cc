@@ -108,15 +108,19 @@ void SessionCore::Drop(StorageId storage) {
   if (held.outside_bytes >= 0) outside_bytes -= held.outside_bytes;
   held = Held{};
   if (donated_.empty() || donated_.erase(storage) == 0 || !array.is_valid()) return;
-  consumed = true;
+  NoteConsumed();
   PoolMemory& memory = MemoryOf(pool_);
   memory.Reclaim(memory.OffsetOf(nb::cast<uint64_t>(array.attr("unsafe_buffer_pointer")())));
   array.attr("delete")();
 }
 
+void SessionCore::NoteConsumed() {
+  if (interrupts != nullptr) interrupts->consumed = true;
+}
+
 void SessionCore::Overwrite(StorageId storage, int64_t offset) {
   if (donated_.erase(storage) != 0) {  // the array is gone already
-    consumed = true;
+    NoteConsumed();
     MemoryOf(pool_).Reclaim(offset);
   }
   HeldOf(storage).place = -1;  // the operation consumed its array

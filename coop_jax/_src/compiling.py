@@ -14,6 +14,7 @@ calls, over half of them.
 from __future__ import annotations
 
 import concurrent.futures
+import concurrent.futures.thread  # at once: it cannot be imported while the interpreter ends
 import functools
 import os
 from collections.abc import Callable, Iterable
@@ -21,9 +22,9 @@ from typing import TypeVar
 
 import jax
 
-from coop_jax._src import interrupts
 from coop_jax._src.executables import Executable
 from coop_jax._src.gradual import Pieces
+from coop_jax._src.interrupts import check_interrupts
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.progress import progress_bar
 
@@ -57,13 +58,13 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
         running: dict[concurrent.futures.Future[None], tuple[Kernel, Executable, str]] = {}
         try:
             for kernel, modes, source in missing:
-                interrupts.check()
+                check_interrupts()
                 try:
                     executable = kernel.lowered(modes, device)
                 except Exception as error:
                     error.add_note(f"coop_jax: the operation is at {source}")
                     raise
-                running[pool.submit(executable.compile)] = kernel, executable, source
+                running[_begun(pool, executable.compile)] = kernel, executable, source
                 bar.update()
             for future in concurrent.futures.as_completed(running):
                 kernel, executable, source = running[future]
@@ -74,7 +75,7 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
                     raise
                 kernel.keep(executable, device, cache)
                 bar.update()
-                interrupts.check()
+                check_interrupts()
         finally:
             for future in running:
                 future.cancel()
@@ -107,7 +108,7 @@ def compile_gradually(
         while len(running) >= _workers_beside_calls():
             yield list(running)
             keep_compiled()
-        running[_pool_beside_calls().submit(executable.compile)] = kernel, executable
+        running[_begun(_pool_beside_calls(), executable.compile)] = kernel, executable
     while running:
         yield list(running)
         keep_compiled()
@@ -115,7 +116,22 @@ def compile_gradually(
 
 def beside_calls(work: Callable[[], T]) -> concurrent.futures.Future[T]:
     """Does something where operations are compiled beside calls; the process waits for its end."""
-    return _pool_beside_calls().submit(work)
+    return _begun(_pool_beside_calls(), work)
+
+
+def _begun(
+    pool: concurrent.futures.ThreadPoolExecutor, work: Callable[[], T]
+) -> concurrent.futures.Future[T]:
+    """Work on a thread of the pool; done here where the main thread has ended."""
+    try:
+        return pool.submit(work)
+    except RuntimeError:  # no pool begins anything any more
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def _missing(wanted: Iterable[Wanted], device: jax.Device) -> list[Wanted]:

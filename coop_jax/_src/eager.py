@@ -18,8 +18,8 @@ import jax
 
 from coop_jax._src import around, kernels, learning, planning, policies, tidying
 from coop_jax._src import budget as budgets
-from coop_jax._src.compat import arrays, jaxprs, refs, transfers, transforms
-from coop_jax._src.compat import eager as _scope
+from coop_jax._src.compat import arrays, jaxprs, refs, thread_state, transfers, transforms
+from coop_jax._src.compat.eager import EagerScope
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.program import DynamicControlFlow, build_program
 from coop_jax._src.runtime import Runtime, check_runtime, shared_runtime
@@ -168,8 +168,8 @@ class EagerFunction(Generic[P, R]):
         device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
         transfers.check_places(leaves, device)
         runtime = self._runtime or self._make_runtime(leaves, tree)
-        with runtime.exclusive():
-            return self._run(runtime, leaves, tree, needed)
+        ending = _Ending(thread_state.saved(), self._lessons)
+        return runtime.call_user(ending.end, self._run, runtime, leaves, tree, needed, ending)
 
     def _run(
         self,
@@ -177,15 +177,19 @@ class EagerFunction(Generic[P, R]):
         leaves: list[Any],
         tree: Any,
         needed: Callable[[], int] | None,
+        ending: _Ending,
     ) -> Any:
         """Runs the function. Where `needed` tells how many results must be, others may go."""
         lesson = None
         if learning.is_worthwhile(runtime.policy, runtime.budget_bytes):
             lesson = self._lessons.of(leaves, tree)
-        session = Session(runtime, lesson=lesson)
+        ending.lesson = lesson
+        session = ending.session = Session(runtime, lesson=lesson)
+        ending.lesson = None
         committed = any(arrays.is_committed(x) for x in leaves if isinstance(x, jax.Array))
         try:
-            with _scope.eager_scope(session) as trace:
+            scope = ending.scope = EagerScope(session)
+            with scope as trace:
                 wrapped = [trace.wrap(_operand(session, x)) if _is_array(x) else x for x in leaves]
                 args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
                 del wrapped
@@ -210,7 +214,9 @@ class EagerFunction(Generic[P, R]):
             complete = len(out) == len(avals)
             del values, flat
             if complete:
+                ending.lesson = lesson
                 session.learn()
+                ending.lesson = None
         except BaseException:
             with contextlib.suppress(BudgetExceededError):
                 session.write_back()  # what was written before an error stays written
@@ -274,6 +280,34 @@ class EagerFunction(Generic[P, R]):
         donated = planning.first_residency(program).donated
         engine_program = planning.core_program(program, donated)
         return planning.unbudgeted_peak(program, engine_program, settings, workspace)
+
+
+class _Ending:
+    """What is left to be done where a call of the user's function is broken off.
+
+    Attributes:
+      session: of the call, once there is one.
+      scope: likewise.
+      lesson: that is being read or written: half of it may be old, so it is learned anew.
+    """
+
+    __slots__ = ("_before", "_lessons", "lesson", "scope", "session")
+
+    def __init__(self, before: thread_state.ThreadState, lessons: learning.Lessons) -> None:
+        self._before, self._lessons = before, lessons
+        self.session: Session | None = None
+        self.scope: EagerScope | None = None
+        self.lesson: learning.Lesson | None = None
+
+    def end(self) -> None:
+        """Does it; may be called again."""
+        self._before.restore()
+        if self.scope is not None:
+            self.scope.close()
+        if self.session is not None:
+            self.session.close()
+        if self.lesson is not None:
+            self._lessons.forget(self.lesson)
 
 
 def _taken(session: Session, value: Any) -> jax.Array:

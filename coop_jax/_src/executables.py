@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from coop_jax import _core
 from coop_jax._src import costs
 from coop_jax._src.compat import arrays, buffers, calls, ffi, hlo
 
@@ -116,6 +117,7 @@ class Executable:
 
     def compile(self) -> None:
         """Compiles; may run in another thread than the one that made this."""
+        _core.ensure_signal_stack()  # XLA computes what is constant
         try:
             with arrays.caching_all():
                 self._compiled = self._lowered.compile()

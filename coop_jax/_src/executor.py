@@ -21,7 +21,7 @@ from coop_jax._src import kernels
 from coop_jax._src.compat import arrays
 from coop_jax._src.executables import Executable
 from coop_jax._src.instructions import CompiledPlan, Forget, Run, View
-from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.replaying import may_be_ready, replay_of
 from coop_jax._src.stats import Counters
@@ -37,7 +37,7 @@ def execute(
     constants: Sequence[jax.Array],
     memory: PoolMemory,
     counters: Counters,
-    interrupts: DeferredInterrupts,
+    interrupts: Interrupts,
     verifier: Verifier | None = None,
 ) -> tuple[list[jax.Array], bool]:
     """Carries out a plan.
@@ -67,7 +67,8 @@ def execute(
     for offset, nbytes in compiled.reserved:
         memory.pool.discard(offset, nbytes)
     for number, spec, offset in compiled.adopt:
-        interrupts.check()
+        if not interrupts.consumed:
+            interrupts.check()
         memory.adopt(offset, spec, inputs[number])
     if compiled.adopt:
         _core.return_freed_memory()  # the pool has what they took
@@ -78,7 +79,6 @@ def execute(
         assert type(run) is Run
         return _placed(run.executable, run.slots, run.overwritten, results, memory)
 
-    consumed = False
     number, end = 0, len(compiled.instructions)
     try:
         while True:
@@ -87,10 +87,10 @@ def execute(
             if number == end:
                 break
             instruction = compiled.instructions[number]
-            if interrupts.noted and not (consumed or (replay is not None and replay.consumed)):
+            if interrupts.noted and not interrupts.consumed:
                 interrupts.check()
             if type(instruction) is Run:
-                consumed = consumed or instruction.consumes_input
+                interrupts.consumed |= instruction.consumes_input
                 _run(instruction, env, memory, counters, verifier)
                 if replay is not None:
                     if instruction.consumes_input:
@@ -101,24 +101,15 @@ def execute(
                 env[instruction.value] = memory.view(instruction.offset, instruction.spec)
             else:
                 assert type(instruction) is Forget
-                consumed = consumed or instruction.consumes_input
+                interrupts.consumed |= instruction.consumes_input
                 for value in instruction.values:
                     if instruction.consumes_input and env[value] is not None:
                         memory.pool.reclaim(memory.offset_of(env[value]))
                         env[value].delete()
                     env[value] = None
-            if replay is not None and consumed:
-                replay.consumed = True
             number += 1
         obeyed = replay is not None and replay.obeyed
         return _outputs(compiled, env, inputs, memory, obeyed=obeyed), obeyed
-    except BaseException as error:
-        if consumed or (replay is not None and replay.consumed):
-            error.add_note(
-                "coop_jax: donated arguments of this call were already overwritten or freed;"
-                " they cannot be used again."
-            )
-        raise
     finally:
         env.clear()  # whoever keeps the traceback must not keep the values
         if replay is not None:

@@ -284,6 +284,11 @@ class Lessons:
             self._known.popitem(last=False)
         return lesson
 
+    def forget(self, lesson: Lesson) -> None:
+        """It is learned anew."""
+        for key in [key for key, known in self._known.items() if known is lesson]:
+            self._known.pop(key, None)
+
 
 def is_worthwhile(policy: _core.Policy, budget_bytes: int | None) -> bool:
     """Whether there is anything to learn: the policy looks ahead, and memory is short."""

@@ -13,7 +13,7 @@ import jax
 
 from coop_jax._src import interpreter
 from coop_jax._src.compat import arrays
-from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.learning import Lesson, is_worthwhile
 from coop_jax._src.refs import RefCell, wrapped
 from coop_jax._src.runtime import Runtime
@@ -25,7 +25,7 @@ def run_online(
     runtime: Runtime,
     signature: Signature,
     inputs: Sequence[jax.Array],
-    interrupts: DeferredInterrupts,
+    interrupts: Interrupts,
 ) -> list[jax.Array]:
     """Runs a program equation by equation.
 
@@ -41,7 +41,10 @@ def run_online(
     donated = [x for x, d in zip(inputs, signature.donated, strict=True) if d]
     if signature.lesson is None and is_worthwhile(runtime.policy, runtime.budget_bytes):
         signature.lesson = Lesson()
-    session = Session(runtime, interrupts, donated, signature.lesson)
+    # Half of what is learned may be old where something is raised meanwhile: then it is forgotten.
+    lesson, signature.lesson = signature.lesson, None
+    session = Session(runtime, interrupts, donated, lesson)
+    signature.lesson = lesson
     try:
         cells: list[Any] = [
             wrapped(v.aval, session.donated_value_of(x) if d else session.value_of(x))
@@ -51,7 +54,9 @@ def run_online(
         results = interpreter.call(session, signature.jaxpr, signature.constants, cells)
         results += [x.current for x in written]
         values = session.take([session.as_value(x) for x in results])
+        signature.lesson = None
         session.learn()
+        signature.lesson = lesson
     finally:
         session.close()
     returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}

@@ -18,7 +18,7 @@ from coop_jax._src import policies
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.instructions import CompiledPlan
-from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.passing import (
     Inputs,
     delete_donated,
@@ -129,7 +129,7 @@ def run_planned(
     runtime: Runtime,
     signature: Signature,
     inputs: Inputs,
-    interrupts: DeferredInterrupts,
+    interrupts: Interrupts,
     *,
     fused: bool,
 ) -> Ran:
@@ -168,6 +168,7 @@ def run_planned(
                 plan_of(runtime, form, program, moved, fused=fused)
             except BudgetExceededError as error:
                 raise error from None
+            interrupts.consumed = True  # the arguments are gone, what they held is here alone
             move_out(inputs, residency, memory)
         return run_planned(runtime, signature, inputs, interrupts, fused=fused)
     given = inputs.arrays
@@ -182,7 +183,7 @@ def carry_out(
     form: Signature,
     plan: CompiledPlan,
     given: list[jax.Array],
-    interrupts: DeferredInterrupts,
+    interrupts: Interrupts,
 ) -> tuple[list[jax.Array], bool]:
     """Carries out a plan of a form for these inputs; counts what it did.
 

@@ -21,9 +21,9 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src.arguments import flatten_arguments
-from coop_jax._src.compat import arguments
+from coop_jax._src.compat import arguments, arrays
 from coop_jax._src.instructions import CompiledPlan
-from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.passing import (
     Inputs,
     LeafKinds,
@@ -142,7 +142,7 @@ class KnownCalls:
         ):
             self._states.append(_State(residency, ran.plan, tuple(wrapped)))
 
-    def repeat(self, leaves: list[Any], interrupts: DeferredInterrupts) -> list[jax.Array] | None:
+    def repeat(self, leaves: list[Any], interrupts: Interrupts) -> list[jax.Array] | None:
         """Carries out the call if everything is as in an earlier one; None if it is not.
 
         Args:
@@ -159,7 +159,8 @@ class KnownCalls:
         if number < 0:
             return None
         state = self._states[number]
-        values, obeyed = carry_out(self._runtime, self._form, state.plan, given, interrupts)
+        with arrays.compiling():
+            values, obeyed = carry_out(self._runtime, self._form, state.plan, given, interrupts)
         if obeyed:  # then all that was donated is gone, and the results are as they were
             for n in state.wrapped:
                 aval = self._signature.out_avals[n]

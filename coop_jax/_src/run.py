@@ -24,9 +24,9 @@ from coop_jax._src.arguments import (
     flatten_arguments,
     positions,
 )
-from coop_jax._src.compat import arrays, jaxprs, transfers, transforms
+from coop_jax._src.compat import arrays, jaxprs, thread_state, transfers, transforms
 from coop_jax._src.compat import refs as compat_refs
-from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.interrupts import guarded
 from coop_jax._src.online import run_online
 from coop_jax._src.passing import (
     LeafKinds,
@@ -165,17 +165,17 @@ class BudgetedFunction(Generic[P, R]):
         leaves = last.leaves(args, kwargs, self._donate, self._static) if last else None
         known = known_calls(runtime, last.signature) if last and runtime else None
         if last and runtime and known and leaves is not None:
-            with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
-                outputs = known.repeat(leaves, interrupts)
+            outputs = runtime.call(known.repeat, leaves, runtime.interrupts)
             if outputs is not None:
                 return last.trees.result(outputs)  # type: ignore[no-any-return]
         if leaves is None or not (last and last.kinds.match(leaves)):
             static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
-            last = self._last = self._look_up(static, leaves, tree)
+            undo = thread_state.saved().restore
+            last = guarded(None, None, undo, self._look_up, static, leaves, tree)
+            self._last = last
         signature = last.signature
         runtime = self._runtime or self._make_runtime(signature)
-        with runtime.exclusive(), arrays.compiling(), DeferredInterrupts() as interrupts:
-            outputs = self._run(runtime, last, leaves, interrupts)
+        outputs = runtime.call(self._run, runtime, last, leaves)
         return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
 
     def _look_up(self, static: Any, leaves: list[Any], tree: Any) -> LastCall:
@@ -316,9 +316,12 @@ class BudgetedFunction(Generic[P, R]):
         runtime: Runtime,
         call: LastCall,
         leaves: list[Any],
-        interrupts: DeferredInterrupts,
     ) -> list[jax.Array]:
-        signature = call.signature
+        with arrays.compiling():
+            return self._run_compiled(runtime, call, leaves)
+
+    def _run_compiled(self, runtime: Runtime, call: LastCall, leaves: list[Any]) -> list[jax.Array]:
+        signature, interrupts = call.signature, runtime.interrupts
         given = [*leaves, *signature.refs]
         refs = [x for x in given if compat_refs.is_ref(x)] if signature.has_refs else []
         if refs:

@@ -2,35 +2,37 @@
 
 A runtime may be shared by several functions: what one leaves in the pool (parameters) the next
 finds there. Between calls the pool holds exactly the arrays that somebody outside still holds.
-Thread rule: calls take the lock; a second thread waits, a call from inside a call raises.
+Thread rule: calls take the lock; a second thread waits, a call from inside a call raises. The
+runtime that `with` made current is that of a context: of a thread, of a task of asyncio.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
+from coop_jax import _core
 from coop_jax._src import budget as budgets
 from coop_jax._src import kernels, options, policies
 from coop_jax._src import verify as verifying
-from coop_jax._src.compat import devices
+from coop_jax._src.compat import devices, thread_state
 from coop_jax._src.errors import BudgetExceededError, BudgetReport
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.planning import PlanSettings
 from coop_jax._src.stats import Counters, Stats
 
-_current = threading.local()
+T = TypeVar("T")
 
 
 def current_runtime() -> Runtime | None:
-    """The innermost runtime entered with `with` in this thread."""
-    stack: list[Runtime] = getattr(_current, "stack", [])
-    return stack[-1] if stack else None
+    """The innermost runtime entered with `with` in this context."""
+    entered: tuple[Runtime, ...] = _core.entered.get(())
+    return entered[-1] if entered else None
 
 
 def shared_runtime(policy: policies.Policy | None, device: jax.Device | None) -> Runtime | None:
@@ -78,34 +80,6 @@ def _refuse_ignored(policy: policies.Policy | None, device: jax.Device | None, w
                 f" has one. Give {name}= to the Runtime, or budget= to the function, which then has"
                 " a runtime of its own"
             )
-
-
-class _Exclusive:
-    """Lets one call at a time into a runtime that is not closed. Made once: every step enters."""
-
-    __slots__ = ("_lock", "_owner", "closed")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-        self.closed = False
-
-    def __enter__(self) -> None:
-        here = threading.get_ident()
-        if self._owner == here:
-            raise RuntimeError(
-                "this coop_jax runtime is already running a call in this thread: do not call a"
-                " budgeted function from a callback inside it; give the inner one its own Runtime"
-            )
-        self._lock.acquire()
-        if self.closed:
-            self._lock.release()
-            raise RuntimeError("this coop_jax.Runtime was closed")
-        self._owner = here
-
-    def __exit__(self, *_: object) -> None:
-        self._owner = None
-        self._lock.release()
 
 
 class Runtime:
@@ -160,7 +134,8 @@ class Runtime:
         self._counters = Counters()
         self._memory: PoolMemory | None = None
         self._unbounded_bytes: int | None = None  # stands in for a budget
-        self._exclusive = _Exclusive()
+        self._exclusive = _core.Exclusive()
+        self.interrupts = _core.Interrupts()  # of the call that goes on
         self._memos: weakref.WeakSet[Any] = weakref.WeakSet()  # of `residuals`
 
     @property
@@ -196,29 +171,50 @@ class Runtime:
 
     def close(self) -> None:
         """Gives the pool back as soon as the last array in it is dropped; ends this runtime."""
-        if self._exclusive.closed:
-            return
-        with self.exclusive():
-            self._exclusive.closed = True
-            self._memory = None
+        if not self._exclusive.closed:
+            _core.guarded(self._exclusive, None, None, self._end)
 
-    def __enter__(self) -> Runtime:
-        if not hasattr(_current, "stack"):
-            _current.stack = []
-        _current.stack.append(self)
-        return self
+    def _end(self) -> None:
+        self._exclusive.closed = True
+        self._memory = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _current.stack.remove(self)
+    # In C++: what is raised between two bytecodes would leave the runtime current, or another one.
+    if TYPE_CHECKING:
 
-    def exclusive(self) -> _Exclusive:
-        """A context that holds the runtime for one call."""
-        return self._exclusive
+        def __enter__(self) -> Runtime: ...
+
+        def __exit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            trace: TracebackType | None,
+        ) -> None: ...
+
+    else:
+        __enter__, __exit__ = _core.enter, _core.exit
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls a function that has the runtime for itself; JAX's state is then as before.
+
+        What handlers of signals raise waits meanwhile for `interrupts`.
+
+        Raises:
+          RuntimeError: the runtime was closed, or this thread is in a call already.
+        """
+        undo = thread_state.saved().restore
+        return _core.guarded(self._exclusive, self.interrupts, undo, function, *arguments)  # type: ignore[no-any-return]
+
+    def call_user(
+        self, undo: Callable[[], object], function: Callable[..., T], *arguments: Any
+    ) -> T:
+        """As `call`, of a function that runs the user's code: nothing waits.
+
+        Args:
+          undo: called where anything is raised, until it has come to its end.
+          function: called with the arguments.
+          arguments: for it.
+        """
+        return _core.guarded(self._exclusive, None, undo, function, *arguments)  # type: ignore[no-any-return]
 
     @property
     def verifies(self) -> bool:

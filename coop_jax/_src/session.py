@@ -30,7 +30,7 @@ from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executables import Executable
 from coop_jax._src.executor import launch
 from coop_jax._src.externals import Externals
-from coop_jax._src.interrupts import DeferredInterrupts
+from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.learning import Lesson
 from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.refs import CallersRefs, RefCell
@@ -48,7 +48,7 @@ class Session:
     def __init__(
         self,
         runtime: Runtime,
-        interrupts: DeferredInterrupts | None = None,
+        interrupts: Interrupts | None = None,
         donated: Sequence[jax.Array] = (),
         lesson: Lesson | None = None,
     ):
@@ -60,7 +60,7 @@ class Session:
           donated: arrays that are given up.
           lesson: what is known of such calls, and what learns from this one.
         """
-        self._interrupts = interrupts
+        self._closed = False
         self._runtime = runtime
         self._memory = runtime.memory()
         self._preparer = Preparer(runtime._cache, self._memory.device)
@@ -86,7 +86,8 @@ class Session:
             runtime.budget_bytes is None,
         )
         core = self._core
-        core.interruptible = interrupts is not None
+        if interrupts is not None:
+            core.interrupt_by(interrupts)
         known_bytes = 0 if lesson is None else lesson.workspace_bytes
         core.workspace_bytes = max(runtime._workspace_bytes, known_bytes)
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
@@ -210,11 +211,6 @@ class Session:
 
     # --- Called by the core ---
 
-    def _on_step(self) -> None:
-        """Before each operation, until a donated array is gone."""
-        assert self._interrupts is not None
-        self._interrupts.check()
-
     def _on_operand(self, x: Any) -> Value | None:
         """The value for an operand that is none; None for a scalar, given as it is every time."""
         if isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.ndim):
@@ -334,7 +330,15 @@ class Session:
             )
 
     def close(self) -> None:
-        """Ends the session: everything that was not taken goes."""
+        """Ends the session: everything that was not taken goes. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._count()
+        self._core.clear()
+        self._externals.clear()
+        self._callers_refs.clear()
+
+    def _count(self) -> None:
         self._count_peak()
         core, counters = self._core, self._runtime._counters
         counters.compute_seconds += core.compute_seconds
@@ -345,6 +349,3 @@ class Session:
             outside_bytes=core.peak_outside_bytes,
             workspace_bytes=core.workspace_bytes,
         )
-        core.clear()
-        self._externals.clear()
-        self._callers_refs.clear()

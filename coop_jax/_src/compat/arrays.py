@@ -8,7 +8,9 @@ output; the capsule's deleter runs when the last user of that memory is gone.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +28,7 @@ from jax._src.lib import jaxlib_extension_version as _jaxlib_extension_version
 from jax._src.random import prng as _prng
 from jaxlib import _jax
 
+from coop_jax._core import ensure_signal_stack
 from coop_jax._src.compat.devices import dlpack_device
 
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
@@ -115,6 +118,41 @@ def disable_async_dispatch() -> None:
     """Makes CPU operations run in order on the caller's thread, if the backend is not up yet."""
     if not _xla_bridge.backends_are_initialized():
         jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def _shield_from_signals() -> None:
+    """Lets no handler of a signal run where XLA computes (see cc/python/signal_stack.h).
+
+    XLA's own threads take no signals, if the backend is not up yet; this one runs handlers on a
+    stack of their own, as do other threads from their first call on.
+    """
+    ensure_signal_stack()
+    registered = _xla_bridge._backend_factories.get("cpu")
+    if registered is None or _xla_bridge.backends_are_initialized():
+        return
+    make = registered.factory
+
+    def made() -> Any:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+        try:
+            return make()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    shielded = dataclasses.replace(registered, factory=made)
+    _xla_bridge._backend_factories["cpu"] = shielded
+
+
+# What a thread does itself: to block it would end the process without a word.
+_FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGABRT,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+}
 
 
 def runs_synchronously(device: jax.Device) -> bool:
@@ -211,6 +249,7 @@ def is_committed(value: jax.Array) -> bool:
 
 _backend_was_up = _xla_bridge.backends_are_initialized()
 disable_async_dispatch()
+_shield_from_signals()
 _flag_was_cleared_in_time = not _backend_was_up or not bool(
     jax.config._read("jax_cpu_enable_async_dispatch")
 )

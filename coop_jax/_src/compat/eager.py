@@ -1,6 +1,6 @@
 """Entering and leaving the eager front end's trace.
 
-Model: inside `eager_scope` JAX's current trace is an `EagerTrace`, so what the thread calls is
+Model: inside an `EagerScope` JAX's current trace is an `EagerTrace`, so what the thread calls is
 executed by the session one primitive at a time. The scope nests; an inner scope takes the contents
 of an outer scope's tracers.
 Invariant: after the scope the trace is closed, and its tracers raise when used.
@@ -9,8 +9,7 @@ Threads: as the current trace, a scope belongs to the thread that entered it. Co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from jax._src import core
 
@@ -30,21 +29,48 @@ def current_trace_is_concrete() -> bool:
     return trace is core.eval_trace or type(trace) is EagerTrace
 
 
-@contextmanager
-def eager_scope(session: Session) -> Iterator[EagerTrace]:
-    """Makes a new trace that executes on `session` the current one.
+class EagerScope:
+    """Makes a new trace that executes on a session the current one, from `with` to its end.
 
-    Raises:
-        TypeError: another transformation is the current trace.
+    No generator: one that an exception left suspended would end at any time later, and set the
+    current trace then.
     """
-    if not current_trace_is_concrete():
-        raise TypeError(_TRANSFORMED.format(trace=type(core.trace_ctx.trace).__name__))
-    backward.install()
-    array_methods.install()
-    linearizing.install()
-    trace = EagerTrace(session)
-    try:
-        with core.set_current_trace(trace):
-            yield trace
-    finally:
-        trace.close()
+
+    __slots__ = ("_current", "_session", "_trace")
+
+    def __init__(self, session: Session) -> None:
+        """For this session."""
+        self._session = session
+        self._trace: EagerTrace | None = None
+
+    def __enter__(self) -> EagerTrace:
+        """Begins it.
+
+        Raises:
+            TypeError: another transformation is the current trace.
+        """
+        if not current_trace_is_concrete():
+            raise TypeError(_TRANSFORMED.format(trace=type(core.trace_ctx.trace).__name__))
+        backward.install()
+        array_methods.install()
+        linearizing.install()
+        self._trace = trace = EagerTrace(self._session)
+        self._current = core.set_current_trace(trace)
+        self._current.__enter__()
+        return trace
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._current.__exit__(kind, error, trace)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the trace, if it was begun; the current one is the caller's to bring back."""
+        if self._trace is not None:
+            self._trace.close()
