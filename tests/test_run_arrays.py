@@ -68,9 +68,11 @@ def test_new_shapes_and_dtypes_are_new_programs() -> None:
 
 def test_arguments_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="donate_argnums"):
-        coop_jax.run(lambda x: x, donate_argnums=-1)
+        coop_jax.run(lambda x: x, donate_argnums=-2)
     with pytest.raises(ValueError, match="positional"):
-        coop_jax.run(lambda x: x, donate_argnums=3)(X)
+        coop_jax.run(lambda x: x, donate_argnums=3)
+    with pytest.raises(ValueError, match="static_argnames"):
+        coop_jax.run(lambda x: x, static_argnames="y")
     with pytest.raises(TypeError):
         coop_jax.run(lambda x: x)("text")
     with pytest.raises((TypeError, ValueError)):

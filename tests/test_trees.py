@@ -17,6 +17,7 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax import _core
+from coop_jax._src.calling import Static
 from coop_jax._src.repeating import KnownCalls
 from coop_jax._src.trees import CallTrees, structure_of
 
@@ -182,16 +183,20 @@ def test_who_is_held_by_data_is_collected() -> None:
 
 
 def test_calls() -> None:
-    trees = CallTrees(((1, "static"),), jax.tree_util.tree_structure({"y": 0}))
+    trees = CallTrees(
+        ((1, Static("static")), ("mode", Static(2))), jax.tree_util.tree_structure({"y": 0})
+    )
     args = ({"x": 1.0}, "static", (2.0,))
     assert trees.leaves(args, {}) is None  # nothing is known yet
-    trees.learn(args, {"k": 3.0})
-    assert trees.leaves(args, {"k": 4.0}) == [1.0, 2.0, 4.0]
+    trees.learn(args, {"k": 3.0, "mode": 2})
+    assert trees.leaves(args, {"k": 4.0, "mode": 2}) == [1.0, 2.0, 4.0]
     for others, named in (
-        (({"x": 1.0}, "other", (2.0,)), {"k": 3.0}),
-        (({"x": 1.0},), {"k": 3.0}),
-        (args, {}),
-        (args, {"l": 3.0}),
+        (({"x": 1.0}, "other", (2.0,)), {"k": 3.0, "mode": 2}),
+        (({"x": 1.0},), {"k": 3.0, "mode": 2}),
+        (args, {"mode": 2}),
+        (args, {"l": 3.0, "mode": 2}),
+        (args, {"k": 3.0}),
+        (args, {"k": 3.0, "mode": 2.0}),
     ):
         assert trees.leaves(others, named) is None
     assert trees.result([5]) == {"y": 5} == trees.result([5])

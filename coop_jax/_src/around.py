@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax._src import primitives
-from coop_jax._src.arguments import check_leaves, flat_function, flatten_arguments
-from coop_jax._src.compat import jaxprs, refs, transfers
+from coop_jax._src.arguments import check_leaves
+from coop_jax._src.calling import Convention
+from coop_jax._src.compat import contexts, jaxprs, refs, transfers
 from coop_jax._src.compat import transforms as compat
 from coop_jax._src.errors import BudgetExceededError
+from coop_jax._src.homes import Home
 from coop_jax._src.passing import leaf_key
 from coop_jax._src.transforms import STAGED, BudgetedCall, Fits, Flat
 
@@ -43,20 +45,20 @@ class RunFrontEnd:
     def budgeted(self, fn: Flat, donate: int, needed: Callable[[], int] | None) -> Flat:
         """A `run` function; all of its results are kept, or it raises before anything ran."""
         del needed
-        return self._sibling(fn, None, tuple(range(donate)))  # type: ignore[no-any-return]
+        home = Home(None, self._owner._home.here())
+        return self._sibling(Convention(fn, tuple(range(donate))), None, home)  # type: ignore[no-any-return]
 
-    def _sibling(self, fn: Flat, budget: int | float | None, donate: tuple[int, ...]) -> Any:
+    def _sibling(self, convention: Convention, budget: int | float | None, home: Home) -> Any:
         # Not fused: whether first and second part run as one program depends on the budget, and the
         # bits must not.
         owner = self._owner
-        place = owner._device, owner._runtime
-        return type(owner)(fn, budget, owner._policy, donate, (), *place, fusion=False)
+        return type(owner)(convention, budget, owner._policy, home, fusion=False)
 
     def prepare(self, fn: Flat, operands: Sequence[Any]) -> None:
         """Makes the runtime for `fn` if there is none."""
         owner = self._owner
-        if owner._runtime is None:
-            owner._runtime = self._sibling(fn, owner._budget, ())._runtime_for(operands)
+        if owner._home.here() is None:
+            self._sibling(Convention(fn), owner._budget, owner._home)._runtime_for(operands)
 
     def fits(self, key: Hashable) -> Fits:
         """Nothing is known yet: what is learnt is kept with the split."""
@@ -78,22 +80,25 @@ def call_run(
     """
     where = compat.place()
     if where is compat.Place.EAGER:
-        return owner._fn(*args, **kwargs)
+        return owner._convention.fn(*args, **kwargs)
     if where is compat.Place.STAGED:
         raise RuntimeError(STAGED.format(what="a coop_jax.run function"))
-    static, leaves, tree = flatten_arguments(args, kwargs, owner._donate, owner._static)
+    convention = owner._convention
+    static, leaves, tree = convention.flatten(args, kwargs)
     check_leaves(leaves, tracers=True)
+    convention.check(static, leaves, tree)
     _refuse_references(leaves)
-    transfers.check_places(leaves, owner._placed_on())
-    key = (tree, static, tuple(map(leaf_key, leaves)), compat.mapped_axes())
+    transfers.check_places(leaves, owner._home.device())
+    key = (tree, static, tuple(map(leaf_key, leaves)), contexts.current())
     known = owner._calls.get(key)
     if known is None:
-        flat, out_tree = flat_function(owner._fn, static, tree)
-        jaxpr, constants = jaxprs.trace(flat, leaves, under_transformations=True)
+        jaxpr, constants, out_tree = convention.trace(
+            static, leaves, tree, under_transformations=True
+        )
         _refuse_references(constants)
-        transfers.check_places(constants, owner._placed_on())
+        transfers.check_places(constants, owner._home.device())
         call, closed = _call_of(owner, jaxpr, constants)
-        known = call, closed, out_tree()
+        known = call, closed, out_tree
         if not closed:  # what is closed over here is another tracer the next time
             owner._calls[key] = known
     call, closed, structure = known
@@ -129,7 +134,8 @@ class EagerFrontEnd:
     def budgeted(self, fn: Flat, donate: int, needed: Callable[[], int] | None) -> Flat:
         """An eager function; results beyond the `needed` are left out where they do not fit."""
         del donate
-        sibling, owner = self._sibling(fn, None), self._owner
+        owner = self._owner
+        sibling = self._sibling(fn, None, Home(None, owner._home.here()))
 
         def run(*operands: Any) -> list[Any]:
             try:
@@ -141,16 +147,15 @@ class EagerFrontEnd:
 
         return run
 
-    def _sibling(self, fn: Flat, budget: int | float | None) -> Any:
-        owner = self._owner
-        return type(owner)(fn, budget, owner._policy, owner._device, owner._runtime)
+    def _sibling(self, fn: Flat, budget: int | float | None, home: Home) -> Any:
+        return type(self._owner)(fn, budget, self._owner._policy, home)
 
     def prepare(self, fn: Flat, operands: Sequence[Any]) -> None:
         """Makes the runtime for `fn` if there is none."""
         owner = self._owner
-        if owner._runtime is None:
+        if owner._home.here() is None:
             leaves, tree = jax.tree_util.tree_flatten((tuple(operands), {}))
-            owner._runtime = self._sibling(fn, owner._budget)._make_runtime(leaves, tree)
+            self._sibling(fn, owner._budget, owner._home)._make_runtime(leaves, tree)
 
     def fits(self, key: Hashable) -> Fits:
         """What earlier calls for such operands found."""

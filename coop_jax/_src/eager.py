@@ -9,8 +9,10 @@ that looks ahead calls that repeat follow plans (see `learning`).
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -18,11 +20,13 @@ import jax
 
 from coop_jax._src import around, kernels, learning, planning, policies, tidying
 from coop_jax._src import budget as budgets
+from coop_jax._src.calling import Convention
 from coop_jax._src.compat import arrays, jaxprs, refs, thread_state, transfers, transforms
 from coop_jax._src.compat.eager import EagerScope
 from coop_jax._src.errors import BudgetExceededError
+from coop_jax._src.homes import Home
 from coop_jax._src.program import DynamicControlFlow, build_program
-from coop_jax._src.runtime import Runtime, check_runtime, shared_runtime
+from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.session import Session
 
 # Where nothing is known ahead, the paper's.
@@ -73,7 +77,8 @@ def remat_eager(
       policy: "coop", "lookahead" (learns from the last call with such arguments what comes, and
         goes on without where it does something else), "dtr", "dte", or a `coop_jax.Policy`. If
         None, "coop".
-      device: the device to run on; the default device if None.
+      device: the device to run on. If None, and no runtime is given, calls run on JAX's default
+        device (`jax.default_device`), on each that is it in a runtime of its own.
       runtime: a `Runtime` to share, whose budget, policy and device count: none of them may be
         given as well. Inside `with Runtime(...)`, without a budget, that one is used.
 
@@ -104,7 +109,8 @@ def remat_eager(
         raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
 
     def decorate(function: Callable[P, R]) -> EagerFunction[P, R]:
-        return EagerFunction(function, checked, resolved, device, runtime)
+        home = Home(device, runtime, resolved, joins=checked is None)
+        return EagerFunction(function, checked, resolved, home)
 
     return decorate if fn is None else decorate(fn)
 
@@ -117,28 +123,37 @@ class EagerFunction(Generic[P, R]):
         fn: Callable[P, R],
         budget: int | float | None,
         policy: policies.Policy | None,
-        device: jax.Device | None,
-        runtime: Runtime | None,
+        home: Home,
     ):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._budget = budget
         self._policy = policy
-        self._device = device
-        self._runtime = runtime
+        self._home = home
         self._lessons = learning.Lessons()
         self._fits: dict[Any, Any] = {}  # under transformations, see `around`
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime the function runs in.
+        """The runtime the function runs in; the last call's if there are several.
 
         Raises:
           RuntimeError: before the first call.
         """
-        if self._runtime is None:
+        if self._home.latest is None:
             raise RuntimeError("the runtime is made by the first call of this function")
-        return self._runtime
+        return self._home.latest
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A method, where the function is an attribute of a class."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy is another function with the same settings, in the same runtime if that was given.
+        return type(self), (self._fn, self._budget, self._policy, copy.copy(self._home))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EagerFunction[P, R]:
+        return copy.copy(self)  # functions are not copied, nor are runtimes
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function; results are ordinary arrays that live in the pool.
@@ -165,9 +180,8 @@ class EagerFunction(Generic[P, R]):
                     f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
                     " call, or delete() was called on it"
                 )
-        device = self._runtime.device if self._runtime else self._device or jax.devices()[0]
-        transfers.check_places(leaves, device)
-        runtime = self._runtime or self._make_runtime(leaves, tree)
+        transfers.check_places(leaves, self._home.device())
+        runtime = self._home.here() or self._make_runtime(leaves, tree)
         ending = _Ending(thread_state.saved(), self._lessons)
         return runtime.call_user(ending.end, self._run, runtime, leaves, tree, needed, ending)
 
@@ -236,31 +250,24 @@ class EagerFunction(Generic[P, R]):
         return jax.tree_util.tree_unflatten(out_tree, made)
 
     def _make_runtime(self, leaves: list[Any], tree: Any) -> Runtime:
-        budget = self._budget
-        if budget is None and (shared := shared_runtime(self._policy, self._device)) is not None:
-            self._runtime = shared
-            return shared
+        budget, device = self._budget, self._home.device()
         policy = self._policy or policies.resolve_policy(_DEFAULT)
-        if isinstance(budget, float):
-            unlimited = Runtime(None, policy, self._device)
-            peak = self._unbudgeted_peak(leaves, tree, unlimited)
-            made = Runtime(max(1, int(budget * peak)), policy, self._device)
-            self._runtime = made.counting_from(unlimited)
-        else:
-            self._runtime = Runtime(budget, policy, self._device)
-        return self._runtime
+        if not isinstance(budget, float):
+            return self._home.keep(Runtime(budget, policy, device))
+        unlimited = Runtime(None, policy, device)
+        peak = self._unbudgeted_peak(unlimited, leaves, tree)
+        made = Runtime(max(1, int(budget * peak)), policy, device)
+        return self._home.keep(made.counting_from(unlimited))
 
-    def _unbudgeted_peak(self, leaves: list[Any], tree: Any, runtime: Runtime) -> int:
+    def _unbudgeted_peak(self, runtime: Runtime, leaves: list[Any], tree: Any) -> int:
         """Bytes that the function needs, from tracing it."""
-
-        def flat(*flat_leaves: Any) -> list[Any]:
-            args, kwargs = jax.tree_util.tree_unflatten(tree, flat_leaves)
-            return jax.tree_util.tree_leaves(self._fn(*args, **kwargs))
-
+        args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
         try:
-            jaxpr, constants = jaxprs.trace(flat, leaves)
+            convention = Convention(self._fn)
+            static, flat, structure = convention.flatten(args, kwargs)
+            jaxpr, constants, _ = convention.trace(static, flat, structure)
             cache = kernels.cache_for(runtime.device)
-            program = build_program(jaxpr, constants, (False,) * len(leaves), cache)
+            program = build_program(jaxpr, constants, (False,) * len(flat), cache)
         except (DynamicControlFlow, jax.errors.ConcretizationTypeError) as error:
             raise ValueError(
                 "a budget that is a fraction needs a program that is known ahead, and the control"

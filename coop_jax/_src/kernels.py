@@ -2,13 +2,15 @@
 
 A `Kernel` is what an operation computes; an `Executable` (see `executables`) is one way to run it.
 
-Invariants: equal keys compute equal bits; an executable is compiled once per process and device,
-unless two runtimes ask for it at the same time.
+Invariants: equal keys compute equal bits under one configuration of JAX, and a kernel is compiled
+under the one that it was made under; an executable is compiled once per process and device, unless
+two runtimes ask for it at the same time.
 Thread rule: the cache may be used from several threads.
 """
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,7 +19,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import costs, placement, pooling, primitives
-from coop_jax._src.compat import arrays, calls, ffi, jaxprs
+from coop_jax._src.compat import arrays, calls, contexts, ffi, jaxprs
 from coop_jax._src.equations import Equation, KernelBuilder, LiteralValue
 from coop_jax._src.executables import OUTSIDE as OUTSIDE
 from coop_jax._src.executables import SLOT as SLOT
@@ -195,12 +197,9 @@ class KernelCache:
         self.profile = costs.profile_for(device.platform)
         self.lock = threading.RLock()
         self.compilations = 0
-        # The session's, bounded by it.
-        self.prepared = _core.PreparedOperations(
-            jaxprs.WEAK_LITERALS,
-            LiteralValue,
-            jaxprs.LITERAL_ARRAY,
-            jaxprs.LITERAL_ARRAY_AVAL,
+        # The sessions', by the state of JAX's configuration; bounded by them.
+        self.prepared: collections.OrderedDict[Hashable, _core.PreparedOperations] = (
+            collections.OrderedDict()
         )
         self._kernels: dict[Hashable, Kernel] = {}
 
@@ -219,6 +218,7 @@ class KernelCache:
         `moved_bytes` and `in_place_operands` say what the equations do not: that a kernel touches
         only a part of its operands, and which operand its result may be written over.
         """
+        context = contexts.current().of_kernels()
         key = (
             tuple(
                 (
@@ -240,7 +240,7 @@ class KernelCache:
             moved_bytes,
             in_place_operands,
         )
-        found = self._kernels.get(key)
+        found = self._kernels.get((key, context))
         if found is None:
             with self.lock:
                 kernel = Kernel(
@@ -253,7 +253,7 @@ class KernelCache:
                     moved_bytes,
                     in_place_operands,
                 )
-                found = self._kernels.setdefault(key, kernel)
+                found = self._kernels.setdefault((key, context), kernel)
         return found
 
     def remembered(self, key: Hashable, make: Callable[[], Kernel]) -> Kernel:

@@ -27,6 +27,7 @@ from typing import Any
 from coop_jax import _core
 from coop_jax._src import policies
 from coop_jax._src.candidates import Candidates, PlanSettings
+from coop_jax._src.compat import contexts
 from coop_jax._src.improving import Hints, Kinds, Start
 from coop_jax._src.residency import Residency
 from coop_jax._src.values import operand_key
@@ -278,8 +279,9 @@ class Lessons:
         """Of calls with arguments of these kinds."""
         # Numbers that are no arrays may differ from call to call (the number of the step).
         kinds = [operand_key(x) if hasattr(x, "shape") else type(x) for x in leaves]
-        lesson = self._known.setdefault((tree, tuple(kinds)), Lesson())
-        self._known.move_to_end((tree, tuple(kinds)))
+        key = tree, tuple(kinds), contexts.current()
+        lesson = self._known.setdefault(key, Lesson())
+        self._known.move_to_end(key)
         if len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return lesson

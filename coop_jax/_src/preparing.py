@@ -14,7 +14,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import costs, flattening, primitives
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import arrays, contexts, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
 from coop_jax._src.executables import OUTSIDE, SLOT, Executable
 from coop_jax._src.flattening import SMALL_BYTES
@@ -22,19 +22,36 @@ from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.values import Value, aval_of, key_of, operand_key
 
 _KEPT = 8192
+_KEPT_STATES = 8  # of JAX's configuration, in each of which operations are remembered
 _NOTHING = _core.OperationSpec([], [], [], 0.0, True)
 
 Prepared = _core.Prepared
 
 
+def _prepared_in(cache: KernelCache) -> _core.PreparedOperations:
+    """What is prepared under JAX's configuration of now."""
+    context = contexts.current().of_kernels()
+    with cache.lock:
+        found = cache.prepared.get(context)
+        if found is None:
+            found = cache.prepared[context] = _core.PreparedOperations(
+                jaxprs.WEAK_LITERALS, LiteralValue, jaxprs.LITERAL_ARRAY, jaxprs.LITERAL_ARRAY_AVAL
+            )
+        cache.prepared.move_to_end(context)
+        if len(cache.prepared) > _KEPT_STATES:
+            cache.prepared.popitem(last=False)
+        return found
+
+
 class Preparer:
     """Looks prepared operations up, and makes them on first sight."""
 
-    __slots__ = ("_cache", "_device")
+    __slots__ = ("_cache", "_device", "prepared")
 
     def __init__(self, cache: KernelCache, device: jax.Device):
         self._cache = cache
         self._device = device
+        self.prepared = _prepared_in(cache)
 
     def prepare(
         self,
@@ -45,23 +62,28 @@ class Preparer:
         effects: Any,
         eqn: Any = None,
     ) -> Prepared | None:
-        """What to do for this primitive; None for a call that is to be taken apart."""
+        """What to do for this primitive; None for a call that is to be taken apart.
+
+        `context` is the equation's, or the state of JAX's configuration where that is another one
+        than when the session began.
+        """
         quick: tuple[Hashable, ...] = _core.operation_key(
             operand_key, primitive, operands, params, context
         )
         try:
-            known = self._cache.prepared.get(quick, quick)
+            known = self.prepared.get(quick, quick)
         except TypeError:  # a parameter has no hash
             quick = (quick[0], jaxprs.params_key(params), *quick[2:])
-            known = self._cache.prepared.get(quick, quick)
+            known = self.prepared.get(quick, quick)
         if known is not quick:
             found: Prepared | None = known
             return found
-        prepared = self._prepare_new(primitive, operands, params, context, effects, eqn)
-        if len(self._cache.prepared) > _KEPT:
-            self._cache.prepared.clear()
+        within = None if isinstance(context, contexts.Context) else context
+        prepared = self._prepare_new(primitive, operands, params, within, effects, eqn)
+        if len(self.prepared) > _KEPT:
+            self.prepared.clear()
         if prepared is not None or not jaxprs.closes_over_tracers(params):
-            self._cache.prepared[quick] = prepared  # a key with a value in it would keep that
+            self.prepared[quick] = prepared  # a key with a value in it would keep that
         return prepared
 
     def _prepare_new(
@@ -174,9 +196,9 @@ class Preparer:
             function,
             tuple(x.key if type(x) is Value else operand_key(x) for x in operands),
         )
-        found: Prepared | None = self._cache.prepared.get(key)
+        found: Prepared | None = self.prepared.get(key)
         if found is None:
             kernel = self._cache.from_function(function, [aval_of(x) for x in operands])
             found = self._finish(kernel, range(len(operands)), kernel.out_avals, view=False)
-            self._cache.prepared[key] = found
+            self.prepared[key] = found
         return found

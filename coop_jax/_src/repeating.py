@@ -20,8 +20,9 @@ from typing import Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src.arguments import flatten_arguments
+from coop_jax._src.calling import Convention, Fixed
 from coop_jax._src.compat import arguments, arrays
+from coop_jax._src.compat.contexts import Context
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.passing import (
@@ -63,30 +64,30 @@ class LastCall:
     """What the last call was: most often the next one is like it.
 
     Attributes:
+      convention: of the function.
       tree: the structure of its arguments.
-      static: position and value of those that are static.
+      static: those that are static.
+      context: the state of JAX's configuration.
       kinds: of its leaves.
       signature: that it has.
+      runtime: that it runs in.
       trees: of calls like it.
     """
 
+    convention: Convention
     tree: Any
-    static: tuple[tuple[int, Any], ...]
+    static: Fixed
+    context: Context
     kinds: LeafKinds
     signature: Signature
+    runtime: Runtime
     trees: CallTrees
 
-    def leaves(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        donate: tuple[int, ...],
-        static: tuple[int, ...],
-    ) -> list[Any] | None:
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
         """The leaves of a call of the same trees and static arguments, None of another one."""
         leaves = self.trees.leaves(args, kwargs)
         if leaves is None:
-            fixed, leaves, tree = flatten_arguments(args, kwargs, donate, static)
+            fixed, leaves, tree = self.convention.flatten(args, kwargs)
             if self.tree != tree or self.static != fixed:
                 return None
             self.trees.learn(args, kwargs)

@@ -8,7 +8,9 @@ in the middle are one look at the arguments (see `repeating`).
 from __future__ import annotations
 
 import collections
+import copy
 import functools
+import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -17,15 +19,11 @@ import numpy as np
 
 from coop_jax._src import around, fusing, kernels, options, planning, policies, primitives
 from coop_jax._src import budget as budgets
-from coop_jax._src.arguments import (
-    check_leaves,
-    donated_leaves,
-    flat_function,
-    flatten_arguments,
-    positions,
-)
-from coop_jax._src.compat import arrays, jaxprs, thread_state, transfers, transforms
+from coop_jax._src.arguments import check_leaves
+from coop_jax._src.calling import Convention, Fixed, Names, Numbers, convention_of
+from coop_jax._src.compat import arrays, contexts, thread_state, transfers, transforms
 from coop_jax._src.compat import refs as compat_refs
+from coop_jax._src.homes import Home
 from coop_jax._src.interrupts import guarded
 from coop_jax._src.online import run_online
 from coop_jax._src.passing import (
@@ -34,13 +32,12 @@ from coop_jax._src.passing import (
     as_results,
     contents_of,
     input_kinds,
-    leaf_key,
     read_inputs,
 )
 from coop_jax._src.planned import run_planned
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.repeating import LastCall, known_calls, note
-from coop_jax._src.runtime import Runtime, check_runtime, shared_runtime
+from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
 from coop_jax._src.simulation import Simulation, Simulator
 from coop_jax._src.traced import TracedProgram, traced_program
@@ -54,11 +51,13 @@ def run(
     fn: Callable[P, R],
     budget: int | float | str | None = None,
     policy: str | policies.Policy | None = None,
-    donate_argnums: int | Sequence[int] | None = (),
-    static_argnums: int | Sequence[int] | None = (),
+    donate_argnums: Numbers = None,
+    static_argnums: Numbers = None,
     device: jax.Device | None = None,
     runtime: Runtime | None = None,
     *,
+    donate_argnames: Names = None,
+    static_argnames: Names = None,
     fusion: bool | None = None,
 ) -> BudgetedFunction[P, R]:
     """Makes a function run under a hard memory budget.
@@ -73,10 +72,14 @@ def run(
       donate_argnums: positions of arguments that the function replaces (parameters, optimizer
         state). They are updated in place; the arrays passed in cannot be used afterwards.
       static_argnums: positions of arguments that are Python values, not arrays; hashable.
-      device: the device to run on; the default device if None.
+      device: the device to run on. If None, and no runtime is given, calls run on JAX's default
+        device (`jax.default_device`), on each that is it in a runtime of its own.
       runtime: a `Runtime` to share instead of one of its own, whose budget, policy and device
         count: none of them may be given as well. Inside `with Runtime(...)`, without a budget, that
         one is used.
+      donate_argnames: names of arguments that the function replaces. As for `jax.jit`, names are
+        found by positions, and positions by names, where only one is given.
+      static_argnames: names of arguments that are Python values.
       fusion: whether operations that XLA can fuse run as one: faster, and values that are cheap to
         compute are not stored. Results are the same bits at every budget; they may differ in the
         last ones from those without fusion. If None, yes, unless COOP_JAX_FUSION is 0. A program
@@ -100,15 +103,13 @@ def run(
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
-    donated = positions(donate_argnums, "donate_argnums")
-    static = positions(static_argnums, "static_argnums")
-    if both := sorted(set(donated) & set(static)):
-        raise ValueError(f"argument {both[0]} is both donated and static")
+    convention = convention_of(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
     checked = budgets.check_budget(budget)
     resolved = None if policy is None else policies.resolve_policy(policy)
     check_runtime(runtime, checked, resolved, device)
+    home = Home(device, runtime, resolved, joins=checked is None)
     fused = fusing.is_default() if fusion is None else options.flag(fusion, "fusion")
-    return BudgetedFunction(fn, checked, resolved, donated, static, device, runtime, fused)
+    return BudgetedFunction(convention, checked, resolved, home, fused)
 
 
 class BudgetedFunction(Generic[P, R]):
@@ -116,23 +117,17 @@ class BudgetedFunction(Generic[P, R]):
 
     def __init__(
         self,
-        fn: Callable[P, R],
+        convention: Convention,
         budget: int | float | None,
         policy: policies.Policy | None,
-        donate_argnums: tuple[int, ...],
-        static_argnums: tuple[int, ...],
-        device: jax.Device | None,
-        runtime: Runtime | None,
+        home: Home,
         fusion: bool,
     ):
-        functools.update_wrapper(self, fn, updated=())
-        self._fn = fn
+        functools.update_wrapper(self, convention.fn, updated=())
+        self._convention = convention
         self._budget = budget
         self._policy = policy
-        self._donate = donate_argnums
-        self._static = static_argnums
-        self._device = device
-        self._runtime = runtime
+        self._home = home
         self._fusion = fusion
         self._signatures: dict[Hashable, Signature] = {}
         self._last: LastCall | None = None
@@ -140,15 +135,27 @@ class BudgetedFunction(Generic[P, R]):
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime the function runs in.
+        """The runtime the function runs in; the last call's if there are several.
 
         Raises:
           RuntimeError: before the first call, when the budget is a fraction of a program not yet
             seen.
         """
-        if self._runtime is None:
+        if self._home.latest is None:
             raise RuntimeError("the runtime is made by the first call of this function")
-        return self._runtime
+        return self._home.latest
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A method, where the function is an attribute of a class."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy is another function with the same settings, in the same runtime if that was given.
+        home = copy.copy(self._home)
+        return type(self), (self._convention, self._budget, self._policy, home, self._fusion)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BudgetedFunction[P, R]:
+        return copy.copy(self)  # functions are not copied, nor are runtimes
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function; results are ordinary arrays that live in the pool.
@@ -161,36 +168,45 @@ class BudgetedFunction(Generic[P, R]):
         """
         if not transforms.at_top():
             return around.call_run(self, args, kwargs)  # type: ignore[no-any-return]
-        last, runtime = self._last, self._runtime
-        leaves = last.leaves(args, kwargs, self._donate, self._static) if last else None
-        known = known_calls(runtime, last.signature) if last and runtime else None
-        if last and runtime and known and leaves is not None:
-            outputs = runtime.call(known.repeat, leaves, runtime.interrupts)
+        last = self._last
+        leaves = known = None
+        if last is not None and last.context is contexts.current():
+            leaves = last.leaves(args, kwargs)
+            known = known_calls(last.runtime, last.signature)
+        if last is not None and known is not None and leaves is not None:
+            outputs = last.runtime.call(known.repeat, leaves, last.runtime.interrupts)
             if outputs is not None:
                 return last.trees.result(outputs)  # type: ignore[no-any-return]
-        if leaves is None or not (last and last.kinds.match(leaves)):
-            static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
+        if leaves is None or last is None or not last.kinds.match(leaves):
+            static, leaves, tree = self._convention.flatten(args, kwargs)
             undo = thread_state.saved().restore
             last = guarded(None, None, undo, self._look_up, static, leaves, tree)
             self._last = last
-        signature = last.signature
-        runtime = self._runtime or self._make_runtime(signature)
-        outputs = runtime.call(self._run, runtime, last, leaves)
-        return jax.tree_util.tree_unflatten(signature.out_tree, outputs)  # type: ignore[no-any-return]
+        outputs = last.runtime.call(self._run, last, leaves)
+        return jax.tree_util.tree_unflatten(last.signature.out_tree, outputs)  # type: ignore[no-any-return]
 
-    def _look_up(self, static: Any, leaves: list[Any], tree: Any) -> LastCall:
+    def _look_up(self, static: Fixed, leaves: list[Any], tree: Any) -> LastCall:
         """The signature of a call that is not like the last one, found or made."""
-        check_leaves(leaves)
-        transfers.check_places(leaves, self._placed_on())
-        kinds = LeafKinds(leaves, self._placed_on())
-        key = (tree, static, kinds.keys)
+        context = contexts.current()
+        kinds = self._kinds_of(static, leaves, tree)
+        key = (tree, static, kinds.keys, context)
         signature = self._signatures.get(key)
         if signature is None:
-            donated = donated_leaves(tree, self._donate)
+            donated = self._convention.donated(tree)
             signature = self._trace(static, leaves, tree, donated)
             self._signatures[key] = signature
+        runtime = self._home.here() or self._make_runtime(signature)
         trees = CallTrees(static, signature.out_tree)
-        return LastCall(tree, static, kinds, signature, trees)
+        return LastCall(self._convention, tree, static, context, kinds, signature, runtime, trees)
+
+    def _kinds_of(self, static: Fixed, leaves: list[Any], tree: Any) -> LeafKinds:
+        check_leaves(leaves)
+        transfers.check_places(leaves, self._home.device())
+        try:
+            return LeafKinds(leaves, self._home.device())
+        except (TypeError, OverflowError):
+            self._convention.check(static, leaves, tree)
+            raise
 
     def simulate(self, *args: P.args, **kwargs: P.kwargs) -> Simulation:
         """Says what a first call with these arguments does, without doing it.
@@ -203,15 +219,13 @@ class BudgetedFunction(Generic[P, R]):
         Raises:
           ValueError: the order of operations depends on values.
         """
-        static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
-        check_leaves(leaves)
-        signature = self._signatures.get((tree, static, tuple(map(leaf_key, leaves))))
+        static, leaves, tree = self._convention.flatten(args, kwargs)
+        signature = self._known(static, leaves, tree)
         if signature is not None and signature.program is not None:
             traced = TracedProgram(getattr(self, "__name__", "step"), signature.program)
         else:
-            donate, fixed = self._donate, self._static
-            traced = traced_program(self._fn, args, kwargs, donate, fixed, self._fusion)
-        runtime = self._runtime
+            traced = traced_program(self._convention, args, kwargs, self._fusion)
+        runtime = self._home.here()
         kept = 0 if runtime is None else runtime._workspace_bytes
         needed = None if signature is None else signature.workspaces
         policy = self._policy or policies.DEFAULT if runtime is None else runtime.policy
@@ -226,22 +240,21 @@ class BudgetedFunction(Generic[P, R]):
         Raises:
           RuntimeError: no call with such arguments was made before, which compiles the operations.
         """
-        static, leaves, tree = flatten_arguments(args, kwargs, self._donate, self._static)
-        signature = self._signatures.get((tree, static, tuple(map(leaf_key, leaves))))
+        signature = self._known(*self._convention.flatten(args, kwargs))
         if signature is None or signature.workspaces is None:
             raise RuntimeError("what operations need is known once they were compiled: call first")
         return tuple(signature.workspaces)
 
-    def _placed_on(self) -> jax.Device:
-        return self._runtime.device if self._runtime else self._device or jax.devices()[0]
+    def _known(self, static: Fixed, leaves: list[Any], tree: Any) -> Signature | None:
+        key = (tree, static, self._kinds_of(static, leaves, tree).keys, contexts.current())
+        return self._signatures.get(key)
 
     def _trace(
-        self, static: Any, leaves: list[Any], tree: Any, donated: tuple[bool, ...]
+        self, static: Fixed, leaves: list[Any], tree: Any, donated: tuple[bool, ...]
     ) -> Signature:
-        flat, out_tree = flat_function(self._fn, static, tree)
-        device = self._placed_on()
+        device = self._home.device()
         cache = kernels.cache_for(device)
-        jaxpr, constants = jaxprs.trace(flat, leaves)
+        jaxpr, constants, out_tree = self._convention.trace(static, leaves, tree)
         transfers.check_places(constants, device)
         primitives.check_program(jaxpr)
         jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
@@ -257,7 +270,7 @@ class BudgetedFunction(Generic[P, R]):
             program = None
         return Signature(
             jaxpr=jaxpr,
-            out_tree=out_tree(),
+            out_tree=out_tree,
             out_avals=[v.aval for v in jaxpr.outvars],
             donated=donated,
             kinds=input_kinds([v.aval for v in jaxpr.invars], program),
@@ -277,17 +290,15 @@ class BudgetedFunction(Generic[P, R]):
 
     def _runtime_for(self, leaves: Sequence[Any]) -> Runtime:
         """The runtime, made for a call with these leaves as its arguments."""
-        _, flat, tree = flatten_arguments(tuple(leaves), {}, (), ())
-        return self._runtime or self._make_runtime(
-            self._trace((), flat, tree, (False,) * len(flat))
-        )
+        runtime = self._home.here()
+        if runtime is None:
+            _, flat, tree = self._convention.flatten(tuple(leaves), {})
+            runtime = self._make_runtime(self._trace((), flat, tree, (False,) * len(flat)))
+        return runtime
 
     def _make_runtime(self, signature: Signature) -> Runtime:
-        budget = self._budget
+        budget, device = self._budget, self._home.device()
         policy = self._policy or policies.resolve_policy(policies.DEFAULT)
-        if budget is None and (shared := shared_runtime(self._policy, self._device)) is not None:
-            self._runtime = shared
-            return shared
         unlimited = None
         if isinstance(budget, float):
             program = signature.program
@@ -297,7 +308,7 @@ class BudgetedFunction(Generic[P, R]):
                     " has a while_loop or cond. Give the budget in bytes, for example half of"
                     " runtime.stats().peak_bytes after a call with budget=None."
                 )
-            unlimited = Runtime(None, policy, self._device)
+            unlimited = Runtime(None, policy, device)
             first = planning.first_residency(program)
             peak = planning.unbudgeted_peak(
                 program,
@@ -306,22 +317,16 @@ class BudgetedFunction(Generic[P, R]):
                 max(compile_all(signature, program, unlimited), default=0),
             )
             budget = max(1, int(peak * budget))
-        self._runtime = Runtime(budget, policy, self._device)
-        if unlimited is not None:
-            self._runtime.counting_from(unlimited)
-        return self._runtime
+        made = Runtime(budget, policy, device)
+        return self._home.keep(made if unlimited is None else made.counting_from(unlimited))
 
-    def _run(
-        self,
-        runtime: Runtime,
-        call: LastCall,
-        leaves: list[Any],
-    ) -> list[jax.Array]:
+    def _run(self, call: LastCall, leaves: list[Any]) -> list[jax.Array]:
         with arrays.compiling():
-            return self._run_compiled(runtime, call, leaves)
+            return self._run_compiled(call, leaves)
 
-    def _run_compiled(self, runtime: Runtime, call: LastCall, leaves: list[Any]) -> list[jax.Array]:
-        signature, interrupts = call.signature, runtime.interrupts
+    def _run_compiled(self, call: LastCall, leaves: list[Any]) -> list[jax.Array]:
+        signature, runtime = call.signature, call.runtime
+        interrupts = runtime.interrupts
         given = [*leaves, *signature.refs]
         refs = [x for x in given if compat_refs.is_ref(x)] if signature.has_refs else []
         if refs:

@@ -20,7 +20,7 @@ from coop_jax import _core
 from coop_jax._src import budget as budgets
 from coop_jax._src import kernels, options, policies
 from coop_jax._src import verify as verifying
-from coop_jax._src.compat import devices, thread_state
+from coop_jax._src.compat import contexts, devices, thread_state
 from coop_jax._src.errors import BudgetExceededError, BudgetReport
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.planning import PlanSettings
@@ -89,7 +89,7 @@ class Runtime:
       budget: bytes (int), a string such as "512MiB" or "2GB", or None for no cap (CPU: all of the
         machine's memory; GPU: nine tenths of what its allocator has left at the first call).
       policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy` with switches of its own.
-      device: a `jax.Device`; the default device if None.
+      device: a `jax.Device`; JAX's default device of now (`jax.default_device`) if None.
       workspace: bytes to keep for XLA's temporary memory, or None to keep what the compiled
         operations say that they need.
       verify: whether to compare every recomputed value with its first value, bit by bit; slow. None
@@ -125,7 +125,7 @@ class Runtime:
         self._verify = asked if verify is None else options.flag(verify, "verify")
         options.check_device(device)
         self._workspace_bytes = budgets.workspace_bytes(workspace)
-        self._device = device if device is not None else jax.devices()[0]
+        self._device = device if device is not None else contexts.default_device()
         self._cache = kernels.cache_for(self._device)
         self._compilations_before = self._cache.compilations
         self._settings = PlanSettings(

@@ -19,6 +19,7 @@ from typing import Any
 
 from coop_jax._src import budget as budgets
 from coop_jax._src import options, policies
+from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.measured import MeasuredCosts
 from coop_jax._src.simulation import Profile, Simulation, Simulator, Workspace, traced_of
 from coop_jax._src.traced import TracedProgram
@@ -49,8 +50,10 @@ def min_budget(
     *args: Any,
     policy: str | policies.Policy = policies.DEFAULT,
     max_overhead: float | None = None,
-    donate_argnums: int | Sequence[int] | None = (),
-    static_argnums: int | Sequence[int] | None = (),
+    donate_argnums: Numbers = None,
+    static_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    static_argnames: Names = None,
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
@@ -67,6 +70,8 @@ def min_budget(
       max_overhead: the most recompute seconds / compute seconds that will do; None for any.
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
+      donate_argnames: names of arguments that the function replaces.
+      static_argnames: names of arguments that are Python values.
       device_profile: what to plan and to price for, as for `simulate`.
       costs: measured seconds to price the operations with, from `record_costs`.
       workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
@@ -94,7 +99,9 @@ def min_budget(
     if max_overhead is not None:
         options.number(max_overhead, "max_overhead", least=0)
     _check_resolution(resolution)
-    traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
+    traced = traced_of(
+        fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
+    )
     simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
     if max_overhead is None:
         simulator.search_no_better_plans()
@@ -113,8 +120,10 @@ def cutoff_budget(
     fn: Callable[..., Any] | TracedProgram,
     *args: Any,
     policy: str | policies.Policy = policies.DEFAULT,
-    donate_argnums: int | Sequence[int] | None = (),
-    static_argnums: int | Sequence[int] | None = (),
+    donate_argnums: Numbers = None,
+    static_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    static_argnames: Names = None,
     device_profile: Profile = None,
     workspace: Workspace = None,
     resolution: float = 0.002,
@@ -128,6 +137,8 @@ def cutoff_budget(
       policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy`.
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
+      donate_argnames: names of arguments that the function replaces.
+      static_argnames: names of arguments that are Python values.
       device_profile: what to plan and to price for, as for `simulate`.
       workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
       resolution: how close to the largest, as a share of the unbudgeted peak.
@@ -137,7 +148,9 @@ def cutoff_budget(
       Bytes; 0 if nothing is evicted with any budget that works.
     """
     _check_resolution(resolution)
-    traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
+    traced = traced_of(
+        fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
+    )
     simulator = Simulator(traced, policy, device_profile, None, workspace)
     simulator.search_no_better_plans()
 
@@ -168,8 +181,10 @@ def sweep(
     *args: Any,
     budget: Sequence[budgets.Budget],
     policy: str | policies.Policy | Sequence[str | policies.Policy] = policies.DEFAULT,
-    donate_argnums: int | Sequence[int] | None = (),
-    static_argnums: int | Sequence[int] | None = (),
+    donate_argnums: Numbers = None,
+    static_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    static_argnames: Names = None,
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
@@ -188,6 +203,8 @@ def sweep(
       policy: one policy, or several.
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
+      donate_argnames: names of arguments that the function replaces.
+      static_argnames: names of arguments that are Python values.
       device_profile: what to plan and to price for, as for `simulate`.
       costs: measured seconds to price the operations with, from `record_costs`.
       workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
@@ -207,7 +224,9 @@ def sweep(
     several = not isinstance(policy, (str, policies.Policy)) and isinstance(policy, Iterable)
     chosen = [policies.resolve_policy(p) for p in (policy if several else [policy])]  # type: ignore
     options.flag(progress, "progress")
-    traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
+    traced = traced_of(
+        fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
+    )
     simulators = [
         Simulator(traced, p, device_profile, costs, workspace, alternatives, give_up)
         for p in chosen

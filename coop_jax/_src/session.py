@@ -25,7 +25,7 @@ import numpy as np
 
 from coop_jax import _core
 from coop_jax._src import interpreter, policies, primitives
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import arrays, contexts, jaxprs
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executables import Executable
 from coop_jax._src.executor import launch
@@ -64,6 +64,7 @@ class Session:
         self._runtime = runtime
         self._memory = runtime.memory()
         self._preparer = Preparer(runtime._cache, self._memory.device)
+        self._context = contexts.current()
         settings, self._verifier = runtime._settings, runtime.verifier()
         self._memory.pool.drain_freed()
         policy = lesson and lesson.begin(self._memory.pool.live_blocks())
@@ -78,7 +79,7 @@ class Session:
             load,
             load_arguments,
             operand_key,
-            runtime._cache.prepared,
+            self._preparer.prepared,
             self.fast
             and self._memory.synchronous
             and self._verifier is None
@@ -173,7 +174,9 @@ class Session:
 
     def apply(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
         """Runs a primitive on values, arrays, scalars and stacks; what it stacks is a stack."""
-        done = self._core.apply(self, primitive, operands, params)
+        independent = primitive in contexts.INDEPENDENT
+        context = None if independent else contexts.other_than(self._context)
+        done = self._core.apply(self, primitive, operands, params, context)
         if done is not None and done is not False:
             return done
         results = None
@@ -181,7 +184,7 @@ class Session:
             primitives.check_nested(primitive, params)
             results = interpreter.apply(self, primitive, operands, params)
             if results is None:
-                prepared = self._preparer.prepare(primitive, operands, params, None, ())
+                prepared = self._preparer.prepare(primitive, operands, params, context, ())
                 if prepared is not None:
                     return self.run(prepared, operands)
         if results is None:  # a call that is taken apart

@@ -24,12 +24,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
 from coop_jax import _core
 from coop_jax._src import budget as budgets
 from coop_jax._src import calibration, options, planning, policies
 from coop_jax._src import costs as cost_models
+from coop_jax._src.calling import Names, Numbers
+from coop_jax._src.compat import contexts
 from coop_jax._src.measured import MeasuredCosts
 from coop_jax._src.planning import PlanSettings
 from coop_jax._src.stats import mean_fragmentation
@@ -127,7 +127,7 @@ class Simulator:
         else:
             needed, checked = (), budgets.workspace_bytes(workspace)  # type: ignore[arg-type]
         named = profile_of(device_profile)
-        default = cost_models.profile_for(jax.devices()[0].platform)
+        default = cost_models.profile_for(contexts.default_device().platform)
         self.traced = traced
         self.program = traced.program
         self._kept_bytes = checked
@@ -279,8 +279,10 @@ def traced_of(
     fn: Callable[..., Any] | TracedProgram,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    donate_argnums: int | Sequence[int] | None,
-    static_argnums: int | Sequence[int] | None,
+    donate_argnums: Numbers,
+    donate_argnames: Names,
+    static_argnums: Numbers,
+    static_argnames: Names,
 ) -> TracedProgram:
     """The program of a function of these arguments; a program itself."""
     if isinstance(fn, TracedProgram):
@@ -291,7 +293,13 @@ def traced_of(
         name = type(fn).__name__
         raise TypeError(f"fn must be a function of arrays or a TracedProgram, got {name}")
     return trace_program(
-        fn, *args, donate_argnums=donate_argnums, static_argnums=static_argnums, **kwargs
+        fn,
+        *args,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        **kwargs,
     )
 
 
@@ -300,8 +308,10 @@ def simulate(
     *args: Any,
     budget: budgets.Budget = None,
     policy: str | policies.Policy = policies.DEFAULT,
-    donate_argnums: int | Sequence[int] | None = (),
-    static_argnums: int | Sequence[int] | None = (),
+    donate_argnums: Numbers = None,
+    static_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    static_argnames: Names = None,
     device_profile: Profile = None,
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
@@ -318,6 +328,8 @@ def simulate(
       policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy`.
       donate_argnums: positions of arguments that the function replaces, as for `run`.
       static_argnums: positions of arguments that are Python values, as for `run`.
+      donate_argnames: names of arguments that the function replaces.
+      static_argnames: names of arguments that are Python values.
       device_profile: what to plan and to price for: "a100-80gb" (matrix products in TF32, as is
         JAX's default), "a100-80gb-fp32", "rtx-2080ti", "h200", "cpu" (this one, calibrated by a
         short run the first time), or a `DeviceProfile`; None for what the runtime plans with on the
@@ -346,6 +358,8 @@ def simulate(
       (True, True)
     """
     budgets.check_budget(budget)
-    traced = traced_of(fn, args, kwargs, donate_argnums, static_argnums)
+    traced = traced_of(
+        fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
+    )
     simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
     return simulator.simulate(budget)

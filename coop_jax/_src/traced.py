@@ -14,17 +14,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from coop_jax._src import costs, fusing, kernels, options, primitives
-from coop_jax._src.arguments import (
-    check_leaves,
-    donated_leaves,
-    flat_function,
-    flatten_arguments,
-    positions,
-)
-from coop_jax._src.compat import jaxprs, transfers
+from coop_jax._src.arguments import check_leaves
+from coop_jax._src.calling import Convention, Names, Numbers, convention_of
+from coop_jax._src.compat import contexts, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 
@@ -80,8 +73,10 @@ class RecordedType:
 def trace_program(
     fn: Callable[..., Any],
     *args: Any,
-    donate_argnums: int | Sequence[int] | None = (),
-    static_argnums: int | Sequence[int] | None = (),
+    donate_argnums: Numbers = None,
+    static_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    static_argnames: Names = None,
     fusion: bool | None = None,
     **kwargs: Any,
 ) -> TracedProgram:
@@ -92,6 +87,8 @@ def trace_program(
       *args: its arguments; arrays or `jax.ShapeDtypeStruct`s.
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
+      donate_argnames: names of arguments that the function replaces.
+      static_argnames: names of arguments that are Python values.
       fusion: whether operations are fused, as for `run`.
       **kwargs: its keyword arguments; likewise.
 
@@ -111,44 +108,35 @@ def trace_program(
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
-    return traced_program(
-        fn,
-        args,
-        kwargs,
-        positions(donate_argnums, "donate_argnums"),
-        positions(static_argnums, "static_argnums"),
-        fusing.is_default() if fusion is None else options.flag(fusion, "fusion"),
-    )
+    convention = convention_of(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
+    fused = fusing.is_default() if fusion is None else options.flag(fusion, "fusion")
+    return traced_program(convention, args, kwargs, fused)
 
 
 def traced_program(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    donate: tuple[int, ...],
-    fixed: tuple[int, ...],
-    fusion: bool,
+    convention: Convention, args: Sequence[Any], kwargs: Mapping[str, Any], fusion: bool
 ) -> TracedProgram:
     """As `trace_program`; `fusion` as for `run`."""
-    static, leaves, tree = flatten_arguments(tuple(args), dict(kwargs), donate, fixed)
+    static, leaves, tree = convention.flatten(tuple(args), dict(kwargs))
     check_leaves(leaves)
-    donated = donated_leaves(tree, donate)
-    flat, _ = flat_function(fn, static, tree)
+    convention.check(static, leaves, tree)
+    donated = convention.donated(tree)
     transfers.check_places(leaves, None)
-    jaxpr, constants = jaxprs.trace(flat, leaves)
+    jaxpr, constants, _ = convention.trace(static, leaves, tree)
     transfers.check_places(constants, None)
     primitives.check_program(jaxpr)
     jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
     owned = [d or compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)]
     owned += [True] * len(refs)
     try:
-        cache = kernels.cache_for(jax.devices()[0])
+        cache = kernels.cache_for(contexts.default_device())
         program = build_program(jaxpr, constants, owned, cache, fusion=fusion)
     except DynamicControlFlow as error:
         raise ValueError(
             "the program has a while_loop or cond that decides on values: what it does is not known"
             f" before it runs, so it cannot be simulated ({error})"
         ) from None
+    fn = convention.fn
     return TracedProgram(getattr(fn, "__name__", type(fn).__name__), program)
 
 

@@ -17,6 +17,7 @@ import jax
 from jax.tree_util import default_registry
 
 from coop_jax import _core
+from coop_jax._src.calling import Fixed
 
 # As in cc/python/tree_structure.h.
 _LEAF, _NONE, _TUPLE, _LIST, _DICT, _NAMED_TUPLE, _CUSTOM = range(7)
@@ -33,13 +34,13 @@ class CallTrees:
     """Trees of calls of one signature with the same static arguments.
 
     Args:
-      fixed: position and value of each static argument.
+      fixed: its static arguments.
       out_tree: the structure of results.
     """
 
     __slots__ = ("_fixed", "_given", "_lessons", "_out_tree", "_results")
 
-    def __init__(self, fixed: tuple[tuple[int, Any], ...], out_tree: Any):
+    def __init__(self, fixed: Fixed, out_tree: Any):
         self._fixed, self._out_tree = fixed, out_tree
         self._given: _core.TreeStructure | None = None
         self._results: _core.TreeStructure | None = None
@@ -50,10 +51,15 @@ class CallTrees:
         if self._given is None:
             return None
         dynamic = list(args)
-        for position, value in self._fixed:
-            if position >= len(args) or args[position] != value:
-                return None
-            dynamic[position] = ()
+        for where, static in self._fixed:
+            if isinstance(where, int):
+                if where >= len(args) or not static.is_like(args[where]):
+                    return None
+                dynamic[where] = ()
+            else:
+                if where not in kwargs or not static.is_like(kwargs[where]):
+                    return None
+                kwargs = {name: x for name, x in kwargs.items() if name != where}
         return self._given.leaves((dynamic, kwargs))
 
     def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -62,8 +68,11 @@ class CallTrees:
             return
         self._lessons += 1
         dynamic = list(args)
-        for position, _ in self._fixed:
-            dynamic[position] = ()
+        for where, _ in self._fixed:
+            if isinstance(where, int):
+                dynamic[where] = ()
+            else:
+                kwargs = {name: x for name, x in kwargs.items() if name != where}
         self._given = structure_of((dynamic, kwargs))
 
     def result(self, leaves: list[Any]) -> Any:

@@ -63,11 +63,6 @@ def at_top() -> bool:
     return core.trace_ctx.trace is core.eval_trace
 
 
-def mapped_axes() -> Any:
-    """The named axes that are mapped here, to tell calls apart that see others."""
-    return tuple(sorted(core.trace_ctx.axis_env.axis_sizes.items(), key=str))
-
-
 def is_smooth(x: Any) -> bool:
     """Whether a value or abstract value has tangents: floating and complex numbers."""
     aval = x if isinstance(x, core.AbstractValue) else core.typeof(x)
