@@ -24,6 +24,7 @@ from coop_jax._src.compat import contexts, jaxprs, refs, transfers
 from coop_jax._src.compat import transforms as compat
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.homes import Home
+from coop_jax._src.mutations import Watch
 from coop_jax._src.passing import leaf_key
 from coop_jax._src.transforms import STAGED, BudgetedCall, Fits, Flat
 
@@ -185,7 +186,10 @@ def call_eager(
         given = iter(operands)
         full = [next(given) if a else x for a, x in zip(is_array, fixed, strict=True)]
         positional, named = jax.tree_util.tree_unflatten(tree, full)
-        results, structure = jax.tree_util.tree_flatten(owner._fn(*positional, **named))
+        watch = Watch(positional, named)
+        result = owner._fn(*positional, **named)
+        watch.check(owner._fn, result)
+        results, structure = jax.tree_util.tree_flatten(result)
         others = [_Result if isinstance(x, jax.Array) else x for x in results]
         return [x for x, other in zip(results, others, strict=True) if other is _Result]
 

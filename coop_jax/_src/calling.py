@@ -12,16 +12,20 @@ Thread rule: immutable.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from coop_jax._src import mutations
 from coop_jax._src.compat import arrays, jaxprs, naming
 from coop_jax._src.compat.naming import Names as Names
 from coop_jax._src.compat.naming import Numbers as Numbers
 from coop_jax._src.options import shown
+
+_FILTERED = " Under equinox.filter_jit, coop_jax.run(filter_jit(f)), such arguments are static."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -104,8 +108,11 @@ class Convention:
 
         def flat(*given: Any) -> Any:
             nonlocal out_tree
-            args, kwargs = _unflatten(static, given, tree)
+            args, kwargs = _unflatten((), given, tree)
+            watch = mutations.Watch(args, kwargs)
+            args, kwargs = _with_static(static, args, kwargs)
             results = self.fn(*args, **kwargs)
+            watch.check(self.fn, results)
             out_tree = jax.tree_util.tree_structure(results)
             return results
 
@@ -140,6 +147,7 @@ class Convention:
                     "This typically means that a budgeted function was called with a non-array"
                     " argument, and this argument was not marked as static using the"
                     " static_argnums or static_argnames parameters of coop_jax.run."
+                    + (_FILTERED if "equinox" in sys.modules else "")
                 ) from None
 
     def trace(
@@ -229,6 +237,12 @@ def _places(static: Fixed) -> tuple[int | str, ...]:
 
 def _unflatten(static: Fixed, leaves: Sequence[Any], tree: Any) -> tuple[list[Any], dict[str, Any]]:
     dynamic, named = jax.tree_util.tree_unflatten(tree, leaves)
+    return _with_static(static, dynamic, named)
+
+
+def _with_static(
+    static: Fixed, dynamic: Sequence[Any], named: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     args, kwargs = list(dynamic), dict(named)
     for where, fixed in static:
         if isinstance(where, int):

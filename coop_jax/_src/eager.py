@@ -18,13 +18,14 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from coop_jax._src import around, kernels, learning, planning, policies, tidying
+from coop_jax._src import around, kernels, learning, libraries, planning, policies, tidying
 from coop_jax._src import budget as budgets
 from coop_jax._src.calling import Convention
 from coop_jax._src.compat import arrays, jaxprs, refs, thread_state, transfers, transforms
 from coop_jax._src.compat.eager import EagerScope
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.homes import Home
+from coop_jax._src.mutations import Watch
 from coop_jax._src.program import DynamicControlFlow, build_program
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.session import Session
@@ -110,7 +111,10 @@ def remat_eager(
 
     def decorate(function: Callable[P, R]) -> EagerFunction[P, R]:
         home = Home(device, runtime, resolved, joins=checked is None)
-        return EagerFunction(function, checked, resolved, home)
+        return libraries.applied(
+            lambda taken: EagerFunction[P, R](taken.fn, checked, resolved, home),
+            Convention(function),
+        )
 
     return decorate if fn is None else decorate(fn)
 
@@ -207,8 +211,11 @@ class EagerFunction(Generic[P, R]):
                 wrapped = [trace.wrap(_operand(session, x)) if _is_array(x) else x for x in leaves]
                 args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
                 del wrapped
+                watch = Watch(args, kwargs)
                 result = self._fn(*args, **kwargs)
                 del args, kwargs
+                watch.check(self._fn, result)
+                del watch
                 flat, out_tree = jax.tree_util.tree_flatten(result)
                 del result
                 values = [trace.value_of(x) for x in flat]

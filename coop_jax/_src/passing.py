@@ -54,7 +54,10 @@ class LeafKinds:
 
     def matches(self, number: int, leaf: Any) -> bool:
         """Whether a leaf is of the kind of the one of that number."""
-        return leaf_key(leaf) == self.keys[number]
+        try:
+            return leaf_key(leaf) == self.keys[number]
+        except TypeError:  # no array; whoever looks closer says what it is
+            return False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,16 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from coop_jax._src import around, fusing, kernels, options, planning, policies, primitives
+from coop_jax._src import (
+    around,
+    fusing,
+    kernels,
+    libraries,
+    options,
+    planning,
+    policies,
+    primitives,
+)
 from coop_jax._src import budget as budgets
 from coop_jax._src.arguments import check_leaves
 from coop_jax._src.calling import Convention, Fixed, Names, Numbers, convention_of
@@ -63,7 +72,8 @@ def run(
     """Makes a function run under a hard memory budget.
 
     Args:
-      fn: a function of pytrees of arrays, as for `jax.jit`; it may be jitted already.
+      fn: a function of pytrees of arrays, as for `jax.jit`; it may be jitted already, also by
+        `flax.nnx.jit` or `equinox.filter_jit`, and then does all that these promise.
       budget: bytes (int), a string such as "512MiB" or "2GB", a fraction in (0, 1] of what the
         function needs at its peak without a budget, or None for no cap. It counts everything the
         call keeps on the device: arguments, values, results, temporary memory.
@@ -109,7 +119,9 @@ def run(
     check_runtime(runtime, checked, resolved, device)
     home = Home(device, runtime, resolved, joins=checked is None)
     fused = fusing.is_default() if fusion is None else options.flag(fusion, "fusion")
-    return BudgetedFunction(convention, checked, resolved, home, fused)
+    return libraries.applied(
+        lambda taken: BudgetedFunction(taken, checked, resolved, home, fused), convention
+    )
 
 
 class BudgetedFunction(Generic[P, R]):

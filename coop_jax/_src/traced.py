@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coop_jax._src import costs, fusing, kernels, options, primitives
+from coop_jax._src import costs, fusing, kernels, libraries, options, primitives
 from coop_jax._src.arguments import check_leaves
 from coop_jax._src.calling import Convention, Names, Numbers, convention_of
 from coop_jax._src.compat import contexts, jaxprs, transfers
@@ -110,7 +110,16 @@ def trace_program(
         raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
     convention = convention_of(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
     fused = fusing.is_default() if fusion is None else options.flag(fusion, "fusion")
-    return traced_program(convention, args, kwargs, fused)
+    wrapper = libraries.taken_apart(fn)
+    if wrapper is None:
+        return traced_program(convention, args, kwargs, fused)
+    convention = wrapper.convention(convention)
+
+    def trace(*given: Any, **named: Any) -> TracedProgram:
+        return traced_program(convention, given, named, fused)
+
+    program: TracedProgram = wrapper.ask(trace, args, kwargs)
+    return program
 
 
 def traced_program(
