@@ -66,6 +66,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Setting, bool]] =
         True,
     ),
     "debugging of NaNs": (jnp.log, (X,), lambda: jax.debug_nans(True), True),
+    "debugging of infinite values": (
+        lambda x: 1 / (jnp.asarray(x) * 0),
+        (X,),
+        lambda: jax.debug_infs(True),
+        True,
+    ),
     "no jit": (
         lambda x: lax.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, x),
         (X,),

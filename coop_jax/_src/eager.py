@@ -33,6 +33,14 @@ from coop_jax._src.session import Session
 # Where nothing is known ahead, the paper's.
 _DEFAULT = "coop"
 
+# What JAX raises where a function that it traces reads a value.
+_READS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -268,14 +276,21 @@ class EagerFunction(Generic[P, R]):
 
     def _unbudgeted_peak(self, runtime: Runtime, leaves: list[Any], tree: Any) -> int:
         """Bytes that the function needs, from tracing it."""
-        args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
+
+        def of_arrays(*given: Any) -> list[Any]:
+            arrays_left = iter(given)
+            full = [next(arrays_left) if _is_array(x) else x for x in leaves]
+            args, kwargs = jax.tree_util.tree_unflatten(tree, full)
+            results = jax.tree_util.tree_leaves(self._fn(*args, **kwargs))
+            return [x for x in results if _is_array(x)]
+
         try:
-            convention = Convention(self._fn)
-            static, flat, structure = convention.flatten(args, kwargs)
+            convention = Convention(of_arrays)
+            static, flat, structure = convention.flatten(tuple(filter(_is_array, leaves)), {})
             jaxpr, constants, _ = convention.trace(static, flat, structure)
             cache = kernels.cache_for(runtime.device)
             program = build_program(jaxpr, constants, (False,) * len(flat), cache)
-        except (DynamicControlFlow, jax.errors.ConcretizationTypeError) as error:
+        except (DynamicControlFlow, *_READS_VALUES) as error:
             raise ValueError(
                 "a budget that is a fraction needs a program that is known ahead, and the control"
                 " flow of this function depends on values. Give the budget in bytes, for example"

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -314,14 +314,15 @@ def looks_for_nans() -> bool:
     return bool(_config.debug_nans.value or _config.debug_infs.value)
 
 
-def keeping_donation() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def keeping_donation() -> Iterator[None]:
     """What a function that is called now is told to donate is donated.
 
     Where JAX looks for NaNs it traces functions without donation, and remembers that for later
-    calls. It does not look for them in here: see `check_numbers`.
+    calls. It does not look for them, or for infinite values, in here: see `check_numbers`.
     """
-    context: contextlib.AbstractContextManager[Any] = jax.debug_nans(False)
-    return context
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
 
 
 def caching_all() -> contextlib.AbstractContextManager[Any]:

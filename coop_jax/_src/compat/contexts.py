@@ -21,6 +21,11 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.lax import lax as _lax
 
 _trace_context = _config.trace_context
+_EFFORTS = [  # of older versions
+    getattr(_config, name)
+    for name in ("exec_time_optimization_effort", "memory_fitting_effort")
+    if hasattr(_config, name)
+]
 _optimization, _memory_fitting = _config.optimization_level, _config.memory_fitting_level
 
 # What a kernel does not depend on: it is compiled for the device of its cache, always compiled, and
@@ -57,8 +62,7 @@ class Context:
 
         A jitted function keeps what it compiled under other efforts; kernels are for all functions.
         """
-        efforts = _config.exec_time_optimization_effort.value, _config.memory_fitting_effort.value
-        return (*self._compiled, efforts)
+        return (*self._compiled, *(state.value for state in _EFFORTS))
 
 
 def _without_device(values: tuple[Any, ...]) -> tuple[Any, ...]:
