@@ -10,6 +10,7 @@ pool reads views of it. A `cond` of cheap branches becomes a selection (see `bra
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -212,9 +213,10 @@ class Flattener:
         nested = body is not None or name in primitives.CONTROL_FLOW
         apart = self._calls_apart and body is not None
         apart = apart and not any(is_narrow(v.aval) for v in (*eqn.invars, *eqn.outvars))
+        apart = apart or RefCell in map(type, operands)
         if nested and (apart or not grouping.is_group(eqn.primitive, eqn.params, eqn.effects)):
             if body is not None:
-                return self._walk(body[0], [self._constant(c) for c in body[1]], operands)
+                return self._call(body[0], body[1], operands)
             return self._control_flow(eqn, operands)
         if name == "optimization_barrier":
             return operands
@@ -241,15 +243,15 @@ class Flattener:
                     return [self.new(out, view_of=first)]
         return self._operation(eqn, operands)
 
-    def _of_reference(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
-        def call(jaxpr: Any, constants: Sequence[Any], given: list[Any]) -> list[_Atom]:
-            return self._walk(jaxpr, [self._constant(c) for c in constants], given)
+    def _call(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[_Atom]) -> list[_Atom]:
+        return self._walk(jaxpr, [self._constant(c) for c in constants], given)
 
+    def _of_reference(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         avals = [
             refs.inner_aval(x) if isinstance(x, RefCell) else v.aval
             for x, v in zip(operands, eqn.invars, strict=True)
         ]
-        return refs.equation(eqn.primitive, eqn.params, operands, avals, call)
+        return refs.equation(eqn.primitive, eqn.params, operands, avals, self._call)
 
     def _control_flow(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         name = eqn.primitive.name
@@ -258,7 +260,7 @@ class Flattener:
         if name == "custom_linear_solve":
             jaxpr, constants = jaxprs.linear_solve_parts(eqn.params)[:2]
             given = jaxprs.linear_solve_operands(eqn.params, operands)
-            return self._walk(jaxpr, [self._constant(c) for c in constants], given)
+            return self._call(jaxpr, constants, given)
         if name == "cond" and not eqn.effects and branching.is_selection(eqn.params):
             bodies = [jaxprs.open_closed(b) for b in eqn.params["branches"]]
             constants = [[self._constant(c) for c in consts] for _, consts in bodies]
@@ -315,11 +317,15 @@ class Flattener:
         fixed = operands[: scan.num_consts]
         carry = operands[scan.num_consts : scan.num_consts + scan.num_carry]
         stacked = operands[scan.num_consts + scan.num_carry :]
+        rows = refs.rows_of(stacked, scan.body.invars, self._call)
         collected: list[list[_Atom]] = [[] for _ in eqn.outvars[scan.num_carry :]]
         order = range(scan.length)
         for i in reversed(order) if scan.reverse else order:
-            xs = [self.part(x, i) for x in stacked]
+            row_of = functools.partial(self.part, i=i)
+            xs = [rows[k].take(row_of) if k in rows else row_of(x) for k, x in enumerate(stacked)]
             outs = self._walk(scan.body, constants, [*fixed, *carry, *xs])
+            for row in rows.values():
+                row.put_back(self.position(i))
             carry = outs[: scan.num_carry]
             for column, y in zip(collected, outs[scan.num_carry :], strict=True):
                 column.append(y)

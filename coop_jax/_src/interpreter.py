@@ -7,6 +7,7 @@ the whole; parts that a later scan reads go one by one as it proceeds.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -228,8 +229,11 @@ def _scan(session: Session, operands: list[Any], params: dict[str, Any]) -> list
     scan = jaxprs.scan_parts(params)
     fixed = operands[: scan.num_consts]
     carry = list(operands[scan.num_consts : scan.num_consts + scan.num_carry])
-    sources = [_Source(session, x) for x in operands[scan.num_consts + scan.num_carry :]]
+    stacked = operands[scan.num_consts + scan.num_carry :]
+    variables = scan.body.invars[len(scan.body.invars) - len(stacked) :]
+    sources = [_Source(session, x, v.aval) for x, v in zip(stacked, variables, strict=True)]
     operands.clear()
+    stacked.clear()
     columns: list[list[Any]] = [[] for _ in scan.body.outvars[scan.num_carry :]]
     order = range(scan.length)
     for i in reversed(order) if scan.reverse else order:
@@ -240,6 +244,8 @@ def _scan(session: Session, operands: list[Any], params: dict[str, Any]) -> list
         for source, x in zip(sources, xs, strict=True):
             if source.last_use and type(x) is Value:
                 session.release_hint(x)
+        for source in sources:
+            source.put_back(i)
         xs.clear()
         carry = outs[: scan.num_carry]
         for column, y in zip(columns, outs[scan.num_carry :], strict=True):
@@ -263,10 +269,15 @@ def _scan(session: Session, operands: list[Any], params: dict[str, Any]) -> list
 class _Source:
     """What a scan reads slices of. The parts of a stack go as they are read, if it is gone."""
 
-    __slots__ = ("_parts", "_session", "_whole", "last_use")
+    __slots__ = ("_parts", "_rows", "_session", "_whole", "last_use")
 
-    def __init__(self, session: Session, x: Any):
+    def __init__(self, session: Session, x: Any, aval: Any):
+        """`aval`: the type of a slice."""
         self._session = session
+        self._rows = None
+        if type(x) is RefCell:
+            self._rows = refs.Rows(x, aval, functools.partial(call, session))
+            self.last_use, x = False, None
         separate = type(x) is Stack and x.whole is None
         self._parts = list(x.parts) if separate else None
         self._whole = None if separate else whole(session, x)
@@ -274,10 +285,20 @@ class _Source:
 
     def take(self, i: int) -> Any:
         """The slice at a position; each is asked for once."""
+        if self._rows is not None:
+            return self._rows.take(lambda contents: self._index(whole(self._session, contents), i))
         if self._parts is None:
-            return self._session.function(stacks.index, [self._whole, np.int32(i)])
+            return self._index(self._whole, i)
         part, self._parts[i] = self._parts[i], None
         return part
+
+    def put_back(self, i: int) -> None:
+        """After the step at a position: what it wrote into its row of a reference."""
+        if self._rows is not None:
+            self._rows.put_back(np.int32(i))
+
+    def _index(self, contents: Any, i: int) -> Any:
+        return self._session.function(stacks.index, [contents, np.int32(i)])
 
 
 def _select(going: Any, new: Any, old: Any) -> Any:

@@ -122,12 +122,7 @@ def equation(
     if name == "run_state":
         return _run_state(params, given, call)
     cell: RefCell = given[0]
-    if cell.current is None:
-        raise ValueError(f"a reference of type {cell.aval} was used after it was frozen")
-    if cell.current is LOST:
-        raise RuntimeError(
-            f"the contents of a reference of type {cell.aval} are lost: a write to it failed"
-        )
+    _contents(cell)
     if name in ("freeze", "free_ref"):
         last, cell.current = cell.current, None
         return [last] if name == "freeze" else []
@@ -145,17 +140,73 @@ def equation(
     return results
 
 
+def _contents(cell: RefCell) -> Any:
+    if cell.current is None:
+        raise ValueError(f"a reference of type {cell.aval} was used after it was frozen")
+    if cell.current is LOST:
+        raise RuntimeError(
+            f"the contents of a reference of type {cell.aval} are lost: a write to it failed"
+        )
+    return cell.current
+
+
 def _run(call: Call, traced: Any, operands: list[Any]) -> Any:
     jaxpr, constants = jaxprs.open_closed(traced)
     return call(jaxpr, constants, operands)[0]
 
 
 def _run_state(params: dict[str, Any], given: list[Any], call: Call) -> list[Any]:
+    """A reference from outside is the same one inside, and its own result."""
     jaxpr, constants = jaxprs.open_closed(params["jaxpr"])
+    outer = [type(value) is RefCell for value in given]
     cells = [
-        RefCell(variable.aval, value) if compat.is_ref_aval(variable.aval) else value
-        for variable, value in zip(jaxpr.invars, given, strict=True)
+        value if is_outer else wrapped(variable.aval, value)
+        for variable, value, is_outer in zip(jaxpr.invars, given, outer, strict=True)
     ]
     given.clear()
     call(jaxpr, constants, list(cells))
-    return [c.current if isinstance(c, RefCell) else c for c in cells]
+    return [
+        cell.current if type(cell) is RefCell and not is_outer else cell
+        for cell, is_outer in zip(cells, outer, strict=True)
+    ]
+
+
+def rows_of(stacked: Sequence[Any], variables: Sequence[Any], call: Call) -> dict[int, Rows]:
+    """Of the operands that a scan goes over the references; `variables`: its body's inputs."""
+    own = variables[len(variables) - len(stacked) :]
+    pairs = enumerate(zip(stacked, own, strict=True))
+    return {k: Rows(x, v.aval, call) for k, (x, v) in pairs if type(x) is RefCell}
+
+
+class Rows:
+    """A reference that a scan goes over: each step has a reference to one row.
+
+    What a step writes into its row is written into the whole when the step is done.
+    """
+
+    __slots__ = ("_aval", "_call", "_cell", "_first", "_row")
+
+    def __init__(self, cell: RefCell, aval: Any, call: Call):
+        """`aval`: the type of the reference to a row."""
+        self._cell = cell
+        self._aval = aval
+        self._call = call
+
+    def take(self, row_of: Callable[[Any], Any]) -> RefCell:
+        """The reference of a step; `row_of` gives the row of the contents."""
+        self._first = row_of(_contents(self._cell))
+        self._row = RefCell(self._aval, self._first)
+        return self._row
+
+    def put_back(self, position: Any) -> None:
+        """After the step at this position (a value)."""
+        row, first = self._row.current, self._first
+        del self._row, self._first
+        if row is first:
+            return
+        inner = compat.inner_aval(self._aval)
+        writing = compat.row_written(inner_aval(self._cell), inner)
+        arguments = [_contents(self._cell), row, position]
+        row = first = None
+        self._cell.current = LOST
+        self._cell.current = _run(self._call, writing, arguments)

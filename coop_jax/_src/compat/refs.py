@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import core as _core
 from jax._src.lax import lax as _lax
 from jax._src.state import discharge as _discharge
@@ -90,6 +91,12 @@ def written(name: str, params: dict[str, Any], inner: Any, operands: Sequence[An
     return _traced(_Part(name, params["tree"]), (inner, *operands))
 
 
+def row_written(inner: Any, row: Any) -> Any:
+    """(contents, row, position) -> contents."""
+    position = _core.ShapedArray((), np.dtype(np.int32))
+    return _traced(_Row("row", None), (inner, row, position))
+
+
 class _Part:
     """Reads or writes the part of contents that an index of this form names."""
 
@@ -116,6 +123,12 @@ class _Converted(_Part):
     def __call__(self, *operands: Any) -> Any:
         dtype, weak = self._key
         return _lax._convert_element_type(operands[0], dtype, weak_type=weak)
+
+
+class _Row(_Part):
+    def __call__(self, *operands: Any) -> Any:
+        contents, row, position = operands
+        return jax.lax.dynamic_update_index_in_dim(contents, row, position, 0)
 
 
 class _Zeros(_Part):

@@ -227,6 +227,9 @@ def same(x: Any, y: Any) -> bool:
     return isinstance(x, (bool, int, float, complex, str)) and x == y
 
 
+# JAX asks this table for the type of what `ref.at[...]` is taken of.
+core.pytype_aval_mappings[RefTracer] = lambda tracer: tracer.aval
+
 _TRACERS: dict[type, type[EagerTracer]] = {Stack: StackTracer, RefCell: RefTracer}
 
 

@@ -197,9 +197,11 @@ class EagerTrace(core.Trace):
 
 
 def held_by(session: Session, x: Any) -> Any:
-    """What a tracer stands for in a program that closes over it; anything else as it is."""
+    """What a program that closes over it sees: of a tracer its value, of a reference its cell."""
     if not isinstance(x, EagerTracer):
-        return x
+        return session.cell_of(x) if is_ref(x) else x
+    if type(x) is RefTracer and x._trace.session is session:
+        return x._held
     return x.value if x._trace.session is session else x.concrete()
 
 
