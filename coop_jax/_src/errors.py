@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from coop_jax._src.options import format_bytes
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BudgetReport:
@@ -56,16 +58,6 @@ class BudgetExceededError(MemoryError):
 
     def __reduce__(self) -> tuple[type[BudgetExceededError], tuple[BudgetReport]]:
         return type(self), (self.report,)
-
-
-def format_bytes(count: int) -> str:
-    """Bytes for people: `1536` is "1.5 KiB"."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{int(value)} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"
 
 
 def _describe(report: BudgetReport) -> str:

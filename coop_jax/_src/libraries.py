@@ -20,6 +20,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
+from coop_jax._src.budget import Budget
 from coop_jax._src.calling import Convention
 from coop_jax._src.compat import jits
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M")
+A = TypeVar("A")
 
 
 class Wrapper:
@@ -99,13 +101,14 @@ class Wrapper:
         """As the library's wrapper."""
         return self._wrapper(*self._given, *args, **self._named, **kwargs)
 
-    def ask(self, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def ask(self, question: Callable[..., A], args: Any, kwargs: Any) -> A:
         """What `question` says of the arguments that the compiled function would be called with."""
         self._asked.question = question
         try:
             self(*args, **kwargs)
         except _Answer as answer:
-            return answer.args[0]
+            found: A = answer.args[0]
+            return found
         finally:
             self._asked.question = None
         raise RuntimeError("invariant: a wrapper calls its compiled function")
@@ -190,10 +193,23 @@ class WrappedFunction(Generic[P, R]):
     def __deepcopy__(self, memo: dict[int, Any]) -> WrappedFunction[P, R]:
         return self  # functions are not copied
 
-    def simulate(self, *args: P.args, **kwargs: P.kwargs) -> Simulation:
+    def simulate(self, *args: Any, budget: Budget = None, **kwargs: Any) -> Simulation:
         """Says what a first call with these arguments does, without doing it; as of `run`."""
-        simulation: Simulation = self._wrapper.ask(self._inner.simulate, args, kwargs)
-        return simulation
+
+        def question(*args: Any, **kwargs: Any) -> Simulation:
+            simulation: Simulation = self._inner.simulate(*args, budget=budget, **kwargs)
+            return simulation
+
+        return self._wrapper.ask(question, args, kwargs)
+
+    def min_budget(self, *args: Any, max_overhead: float | None = None, **kwargs: Any) -> int:
+        """The smallest budget with which a call completes; as of `run`."""
+
+        def question(*args: Any, **kwargs: Any) -> int:
+            least: int = self._inner.min_budget(*args, max_overhead=max_overhead, **kwargs)
+            return least
+
+        return self._wrapper.ask(question, args, kwargs)
 
     def workspaces(self, *args: P.args, **kwargs: P.kwargs) -> tuple[int, ...]:
         """Bytes of XLA's temporary memory for each operation of a call; as of `run`."""

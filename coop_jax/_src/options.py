@@ -1,4 +1,4 @@
-"""Options as users write them, checked where they are given: devices, flags, numbers, paths.
+"""What users write, checked where it is given: devices, flags, numbers, paths; numbers for people.
 
 Whatever is wrong is one `TypeError` or `ValueError` that names the option, before any tracing.
 Thread rule: functions of their arguments.
@@ -72,3 +72,21 @@ def file_path(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be a path of a file, got {shown(path)}")
     return os.fsdecode(path)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes for people: `1536` is "1.5 KiB"."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{int(value)} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for people: `0.0125` is "12.5 ms"."""
+    for unit, share in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= share:
+            return f"{seconds / share:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns" if seconds > 0 else "0 s"

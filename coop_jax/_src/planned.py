@@ -14,7 +14,7 @@ import time
 
 import jax
 
-from coop_jax._src import policies
+from coop_jax._src import policies, progress
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.instructions import CompiledPlan
@@ -56,7 +56,8 @@ def plan_of(
     """
     plan = signature.plans.get(residency)
     if plan is None:
-        plan = _make(runtime, signature, program, residency, fused=fused)
+        with progress.shown(runtime._progress):
+            plan = _make(runtime, signature, program, residency, fused=fused)
         signature.planned += 1
         signature.plans[residency] = plan
         if len(signature.plans) > _KEPT:

@@ -25,6 +25,7 @@ from coop_jax._src import (
     options,
     planning,
     policies,
+    previews,
     primitives,
 )
 from coop_jax._src import budget as budgets
@@ -48,8 +49,7 @@ from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.repeating import LastCall, known_calls, note
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
-from coop_jax._src.simulation import Simulation, Simulator
-from coop_jax._src.traced import TracedProgram, traced_program
+from coop_jax._src.simulation import Simulation
 from coop_jax._src.trees import CallTrees
 
 P = ParamSpec("P")
@@ -220,31 +220,42 @@ class BudgetedFunction(Generic[P, R]):
             self._convention.check(static, leaves, tree)
             raise
 
-    def simulate(self, *args: P.args, **kwargs: P.kwargs) -> Simulation:
+    def simulate(self, *args: Any, budget: budgets.Budget = None, **kwargs: Any) -> Simulation:
         """Says what a first call with these arguments does, without doing it.
 
         Later calls may launch several operations as one (see README), which recompute otherwise.
 
         Decisions are those of the call if its workspace is known: after a first call, or where the
-        runtime was given one. Arguments may be `jax.ShapeDtypeStruct`s.
+        runtime was given one.
+
+        Args:
+          *args: of the call; arrays or `jax.ShapeDtypeStruct`s.
+          budget: as for `run`; that of the function if None.
+          **kwargs: of the call, likewise.
+
+        Returns:
+          What the call will do.
 
         Raises:
           ValueError: the order of operations depends on values.
         """
-        static, leaves, tree = self._convention.flatten(args, kwargs)
-        signature = self._known(static, leaves, tree)
-        if signature is not None and signature.program is not None:
-            traced = TracedProgram(getattr(self, "__name__", "step"), signature.program)
-        else:
-            traced = traced_program(self._convention, args, kwargs, self._fusion)
-        runtime = self._home.here()
-        kept = 0 if runtime is None else runtime._workspace_bytes
-        needed = None if signature is None else signature.workspaces
-        policy = self._policy or policies.DEFAULT if runtime is None else runtime.policy
-        budget = self._budget if runtime is None else runtime.budget_bytes
-        workspace = kept if needed is None else needed
-        simulator = Simulator(traced, policy, None, None, workspace, kept_bytes=kept)
-        return simulator.simulate(budget)
+        return previews.simulate(self, args, kwargs, budget)
+
+    def min_budget(self, *args: Any, max_overhead: float | None = None, **kwargs: Any) -> int:
+        """The smallest budget with which a call completes, as `coop_jax.min_budget` finds it.
+
+        Args:
+          *args: of the call, as for `simulate`.
+          max_overhead: the most recompute seconds / compute seconds that will do; None for any.
+          **kwargs: of the call, likewise.
+
+        Returns:
+          Bytes.
+
+        Raises:
+          ValueError: no budget would do; or as `simulate`.
+        """
+        return previews.min_budget(self, args, kwargs, max_overhead)
 
     def workspaces(self, *args: P.args, **kwargs: P.kwargs) -> tuple[int, ...]:
         """Bytes of XLA's temporary memory for each operation of a call, as for `simulate`.

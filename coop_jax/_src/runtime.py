@@ -94,6 +94,9 @@ class Runtime:
         operations say that they need.
       verify: whether to compare every recomputed value with its first value, bit by bit; slow. None
         to do what the environment variable COOP_JAX_VERIFY says.
+      progress: whether to show how far compiling and planning are where they take long. None to do
+        what the environment variable COOP_JAX_PROGRESS says, or to show it on terminals and in
+        notebooks.
 
     Raises:
       TypeError, ValueError: a budget, policy or workspace that makes no sense.
@@ -114,6 +117,7 @@ class Runtime:
         device: jax.Device | None = None,
         workspace: int | str | None = None,
         verify: bool | None = None,
+        progress: bool | None = None,
     ):
         checked = budgets.check_budget(budget, fraction_allowed=False)
         assert checked is None or isinstance(checked, int)
@@ -123,6 +127,7 @@ class Runtime:
             self._policy = policies.with_forced_eviction(self._policy)
         asked = verify is None and verifying.verification_is_asked()
         self._verify = asked if verify is None else options.flag(verify, "verify")
+        self._progress = None if progress is None else options.flag(progress, "progress")
         options.check_device(device)
         self._workspace_bytes = budgets.workspace_bytes(workspace)
         self._device = device if device is not None else contexts.default_device()
@@ -131,7 +136,7 @@ class Runtime:
         self._settings = PlanSettings(
             self._policy, 64 if self._device.platform == "cpu" else 256, self._cache.profile
         )
-        self._counters = Counters()
+        self._counters = Counters(compilations_before=self._cache.compilations)
         self._memory: PoolMemory | None = None
         self._unbounded_bytes: int | None = None  # stands in for a budget
         self._exclusive = _core.Exclusive()
@@ -154,7 +159,7 @@ class Runtime:
         return self._device
 
     def stats(self) -> Stats:
-        """Statistics since the runtime was made."""
+        """Statistics since the runtime was made; in `last_call`, those of the last call."""
         in_use = 0
         if self._memory is not None:
             in_use = sum(nbytes for _, nbytes in self._memory.pool.live_blocks())
@@ -167,6 +172,7 @@ class Runtime:
     def counting_from(self, other: Runtime) -> Runtime:
         """The same runtime; what was compiled since the other one was made counts as its own."""
         self._compilations_before = other._compilations_before
+        self._counters.compilations_before = other._compilations_before
         return self
 
     def close(self) -> None:
@@ -239,17 +245,13 @@ class Runtime:
         workspace_bytes: int,
     ) -> None:
         """Adds what the engine says of one call to the statistics."""
-        counters = self._counters
-        counters.operations += stats["operations"]
-        counters.evictions += stats["evictions"]
-        counters.rematerialisations += stats["recomputations"]
-        counters.search_seconds += stats["search_seconds"]
-        counters.fragmentation_sum += stats["fragmentation_sum"]
-        counters.fragmentation_count += stats["fragmentation_count"]
-        counters.max_fragmentation = max(counters.max_fragmentation, stats["fragmentation_max"])
-        counters.peak_bytes = max(counters.peak_bytes, peak_bytes)
-        counters.external_bytes = max(counters.external_bytes, outside_bytes)
-        counters.workspace_bytes = max(counters.workspace_bytes, workspace_bytes)
+        self._counters.add(
+            stats,
+            peak_bytes=peak_bytes,
+            external_bytes=outside_bytes,
+            workspace_bytes=workspace_bytes,
+            compilations=self._cache.compilations,
+        )
 
     def exceeded(
         self,

@@ -11,7 +11,6 @@ Source: paper section 4.2 (minimum and cutoff budget).
 from __future__ import annotations
 
 import concurrent.futures
-import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,10 +18,14 @@ from typing import Any
 
 from coop_jax._src import budget as budgets
 from coop_jax._src import options, policies
+from coop_jax._src import progress as progresses
 from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.measured import MeasuredCosts
 from coop_jax._src.simulation import Profile, Simulation, Simulator, Workspace, traced_of
 from coop_jax._src.traced import TracedProgram
+
+# How close to the smallest or largest budget, as a share of the unbudgeted peak.
+RESOLUTION = 0.002
 
 
 def _bisect(
@@ -58,7 +61,7 @@ def min_budget(
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
     alternatives: bool = True,
-    resolution: float = 0.002,
+    resolution: float = RESOLUTION,
     **kwargs: Any,
 ) -> int:
     """The smallest budget with which a function completes, before anything runs.
@@ -103,6 +106,13 @@ def min_budget(
         fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
     )
     simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
+    return least_budget(simulator, max_overhead, resolution)
+
+
+def least_budget(
+    simulator: Simulator, max_overhead: float | None, resolution: float = RESOLUTION
+) -> int:
+    """As `min_budget`, with a simulator of its own."""
     if max_overhead is None:
         simulator.search_no_better_plans()
 
@@ -126,7 +136,7 @@ def cutoff_budget(
     static_argnames: Names = None,
     device_profile: Profile = None,
     workspace: Workspace = None,
-    resolution: float = 0.002,
+    resolution: float = RESOLUTION,
     **kwargs: Any,
 ) -> int:
     """The largest budget at which anything is evicted; with more, memory is not short.
@@ -190,7 +200,7 @@ def sweep(
     workspace: Workspace = None,
     alternatives: bool = True,
     give_up: float = 16.0,
-    progress: bool = True,
+    progress: bool | None = None,
     **kwargs: Any,
 ) -> list[Simulation]:
     """Simulates many budgets and policies, with all cores.
@@ -211,7 +221,8 @@ def sweep(
       alternatives: as for `simulate`.
       give_up: a plan that recomputes this many times as many operations as there are counts as not
         feasible, and is given up; less makes sweeps of hopeless budgets shorter.
-      progress: whether to show it on stderr, with tqdm if that is installed.
+      progress: whether to show it on stderr, with tqdm if that is installed; if None, as
+        COOP_JAX_PROGRESS says, or where stderr is a terminal or a notebook's.
       **kwargs: the function's keyword arguments.
 
     Returns:
@@ -223,7 +234,7 @@ def sweep(
     given = [budgets.check_budget(b) for b in budget]
     several = not isinstance(policy, (str, policies.Policy)) and isinstance(policy, Iterable)
     chosen = [policies.resolve_policy(p) for p in (policy if several else [policy])]  # type: ignore
-    options.flag(progress, "progress")
+    shown = progresses.is_shown(None if progress is None else options.flag(progress, "progress"))
     traced = traced_of(
         fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
     )
@@ -235,19 +246,18 @@ def sweep(
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         futures = [threads.submit(s.simulate, b, find_smallest=False) for s, b in jobs]
         done = concurrent.futures.as_completed(futures)
-        for _ in _shown(done, len(futures), traced.name) if progress else done:
+        for _ in _shown(done, len(futures), traced.name) if shown else done:
             pass
         return [future.result() for future in futures]
 
 
 def _shown(items: Iterator[Any], total: int, name: str) -> Iterator[Any]:
     """The items, with their progress on stderr."""
-    try:
-        tqdm = importlib.import_module("tqdm").tqdm
-    except ImportError:
-        for number, item in enumerate(items, 1):
-            print(f"\rsimulating {name}: {number}/{total}", end="", file=sys.stderr, flush=True)
-            yield item
-        print(file=sys.stderr)
-    else:
-        yield from tqdm(items, total=total, desc=f"simulating {name}")
+    make = progresses.tqdm()
+    if make is not None:
+        yield from make(items, total=total, desc=f"simulating {name}")
+        return
+    for number, item in enumerate(items, 1):
+        print(f"\rsimulating {name}: {number}/{total}", end="", file=sys.stderr, flush=True)
+        yield item
+    print(file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import kernels, planning
+from coop_jax._src import kernels, planning, progress
 from coop_jax._src.compiling import Wanted, compile_gradually, compile_together
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.gradual import GradualWork, Pieces
@@ -144,7 +144,8 @@ def compile_all(signature: Signature, program: Program, runtime: Runtime) -> lis
     """Compiles every operation as it runs first; returns the workspace of each in bytes."""
     if signature.workspaces is None:
         wanted = _wanted_by(program, runtime)
-        compile_together(wanted, runtime.device, runtime._cache)
+        with progress.shown(runtime._progress):
+            compile_together(wanted, runtime.device, runtime._cache)
         _note_workspaces(signature, wanted, runtime)
     assert signature.workspaces is not None
     return signature.workspaces

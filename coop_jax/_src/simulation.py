@@ -31,6 +31,7 @@ from coop_jax._src import costs as cost_models
 from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.compat import contexts
 from coop_jax._src.measured import MeasuredCosts
+from coop_jax._src.options import format_bytes, format_seconds
 from coop_jax._src.planning import PlanSettings
 from coop_jax._src.stats import mean_fragmentation
 from coop_jax._src.traced import TracedProgram, trace_program
@@ -90,6 +91,21 @@ class Simulation:
     p99_search_seconds: float
     max_search_seconds: float
     plan: _core.Plan = dataclasses.field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """A line for people."""
+        cap = "no budget" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        without = format_bytes(self.unbudgeted_peak_bytes)
+        if not self.feasible:
+            smallest = self.smallest_budget_bytes
+            would = "" if smallest is None else f", and into {format_bytes(smallest)}"
+            return f"does not fit into {cap}; fits into {without} without recomputation{would}"
+        return (
+            f"fits into {cap}: peak {format_bytes(self.peak_bytes)} ({without} without a budget),"
+            f" {self.operations} operations in {format_seconds(self.compute_seconds)},"
+            f" {self.evictions} evictions, {self.rematerialisations} recomputed in"
+            f" {format_seconds(self.recompute_seconds)} ({self.overhead:.1%} overhead)"
+        )
 
     @property
     def actions(self) -> list[_core.PlanAction]:

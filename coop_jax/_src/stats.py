@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from coop_jax._src.options import format_bytes, format_seconds
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stats:
@@ -34,6 +36,8 @@ class Stats:
         before evicting.
       max_fragmentation: the largest of these.
       compilations: operations compiled.
+      calls: programs carried out: a step is one, or several under `jax.grad` and the like.
+      last_call: the same of the last of them alone; None if there was none.
     """
 
     budget_bytes: int | None
@@ -50,6 +54,32 @@ class Stats:
     overhead: float
     fragmentation: float
     max_fragmentation: float
+    compilations: int
+    calls: int = 0
+    last_call: Stats | None = None
+
+    def __str__(self) -> str:
+        """A line for people."""
+        cap = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
+        return (
+            f"{self.calls} calls, {self.operations} operations in"
+            f" {format_seconds(self.compute_seconds)}, {self.evictions} evictions,"
+            f" {self.rematerialisations} recomputed in {format_seconds(self.recompute_seconds)}"
+            f" ({self.overhead:.1%} overhead), peak {format_bytes(self.peak_bytes)}{cap},"
+            f" {format_bytes(self.bytes_in_use)} in use, {self.compilations} compiled"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallCounts:
+    """What one call did; as in `Stats`, with what the engine says of it."""
+
+    engine: dict[str, Any]
+    peak_bytes: int
+    external_bytes: int
+    workspace_bytes: int
+    compute_seconds: float
+    recompute_seconds: float
     compilations: int
 
 
@@ -69,6 +99,12 @@ class Counters:
     fragmentation_sum: float = 0.0
     fragmentation_count: int = 0
     max_fragmentation: float = 0.0
+    calls: int = 0
+    last: CallCounts | None = None
+    # Up to the last call.
+    compute_seconds_before: float = 0.0
+    recompute_seconds_before: float = 0.0
+    compilations_before: int = 0
     # Called with each executable that ran and its measured seconds, if somebody asks.
     recorder: Callable[[Any, float], None] | None = None
 
@@ -92,6 +128,70 @@ class Counters:
             ),
             max_fragmentation=self.max_fragmentation,
             compilations=compilations,
+            calls=self.calls,
+            last_call=self._last_call(budget_bytes, bytes_in_use),
+        )
+
+    def add(
+        self,
+        engine: dict[str, Any],
+        *,
+        peak_bytes: int,
+        external_bytes: int,
+        workspace_bytes: int,
+        compilations: int,
+    ) -> None:
+        """Adds what the engine says of one call; its seconds were added already."""
+        self.operations += engine["operations"]
+        self.evictions += engine["evictions"]
+        self.rematerialisations += engine["recomputations"]
+        self.search_seconds += engine["search_seconds"]
+        self.fragmentation_sum += engine["fragmentation_sum"]
+        self.fragmentation_count += engine["fragmentation_count"]
+        self.max_fragmentation = max(self.max_fragmentation, engine["fragmentation_max"])
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        self.external_bytes = max(self.external_bytes, external_bytes)
+        self.workspace_bytes = max(self.workspace_bytes, workspace_bytes)
+        self.calls += 1
+        self.last = CallCounts(
+            engine,
+            peak_bytes,
+            external_bytes,
+            workspace_bytes,
+            self.compute_seconds - self.compute_seconds_before,
+            self.recompute_seconds - self.recompute_seconds_before,
+            compilations - self.compilations_before,
+        )
+        self.compute_seconds_before = self.compute_seconds
+        self.recompute_seconds_before = self.recompute_seconds
+        self.compilations_before = compilations
+
+    def _last_call(self, budget_bytes: int | None, bytes_in_use: int) -> Stats | None:
+        last = self.last
+        if last is None:
+            return None
+        engine, compute, again = last.engine, last.compute_seconds, last.recompute_seconds
+        return Stats(
+            budget_bytes=budget_bytes,
+            peak_bytes=last.peak_bytes,
+            bytes_in_use=bytes_in_use,
+            external_bytes=last.external_bytes,
+            workspace_bytes=last.workspace_bytes,
+            operations=engine["operations"],
+            evictions=engine["evictions"],
+            rematerialisations=engine["recomputations"],
+            compute_seconds=compute,
+            recompute_seconds=again,
+            search_seconds=engine["search_seconds"],
+            overhead=again / compute if compute else 0.0,
+            fragmentation=mean_fragmentation(
+                engine["fragmentation_sum"],
+                engine["fragmentation_count"],
+                engine["fragmentation_max"],
+            ),
+            max_fragmentation=engine["fragmentation_max"],
+            compilations=last.compilations,
+            calls=1,
         )
 
 

@@ -118,8 +118,7 @@ def trace_program(
     def trace(*given: Any, **named: Any) -> TracedProgram:
         return traced_program(convention, given, named, fused)
 
-    program: TracedProgram = wrapper.ask(trace, args, kwargs)
-    return program
+    return wrapper.ask(trace, args, kwargs)
 
 
 def traced_program(
