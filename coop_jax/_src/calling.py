@@ -25,6 +25,15 @@ from coop_jax._src.compat.naming import Names as Names
 from coop_jax._src.compat.naming import Numbers as Numbers
 from coop_jax._src.options import shown
 
+_ASKED_FOR_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+_EAGER = (
+    "coop_jax: coop_jax.run traces a function without values, as jax.jit does. A function whose"
+    " Python code depends on values runs under coop_jax.remat_eager(f, budget=...), operation by"
+    " operation."
+)
 _FILTERED = " Under equinox.filter_jit, coop_jax.run(filter_jit(f)), such arguments are static."
 
 
@@ -164,10 +173,14 @@ class Convention:
           What `jax.jit` raises where it traces.
         """
         flat, out_tree = self.flat_function(static, leaves, tree)
-        with arrays.compiling():
-            jaxpr, constants = jaxprs.trace(
-                flat, leaves, under_transformations=under_transformations
-            )
+        try:
+            with arrays.compiling():
+                jaxpr, constants = jaxprs.trace(
+                    flat, leaves, under_transformations=under_transformations
+                )
+        except _ASKED_FOR_VALUES as error:
+            error.add_note(_EAGER)
+            raise
         return jaxpr, constants, out_tree()
 
 

@@ -28,6 +28,10 @@ class BudgetReport:
       thrashing: room could be found, but only by evicting again and again what was just brought
         back; the search for an end of that was given up.
       fused: whether operations were fused; single ones need less at once.
+      unbudgeted_peak_bytes: what the call needs without a budget, where it is known.
+      largest_pinned: the largest of what must be in memory at that moment, with their bytes, where
+        the program is known.
+      donatable: whether an argument that is not donated could be, in favour of a result.
     """
 
     requested_bytes: int
@@ -41,6 +45,9 @@ class BudgetReport:
     smallest_budget_bytes: int | None
     thrashing: bool = False
     fused: bool = False
+    unbudgeted_peak_bytes: int | None = None
+    largest_pinned: tuple[tuple[str, int], ...] = ()
+    donatable: bool = False
 
 
 class BudgetExceededError(MemoryError):
@@ -53,8 +60,12 @@ class BudgetExceededError(MemoryError):
     """
 
     def __init__(self, report: BudgetReport):
-        super().__init__(_describe(report))
+        super().__init__(report)
         self.report = report
+
+    def __str__(self) -> str:
+        """The report for people, and what may help."""
+        return _describe(self.report)
 
     def __reduce__(self) -> tuple[type[BudgetExceededError], tuple[BudgetReport]]:
         return type(self), (self.report,)
@@ -77,18 +88,41 @@ def _describe(report: BudgetReport) -> str:
     )
     lines = [f"the budget does not suffice: {report.operation}{where} {reason}."]
     lines += [f"  {name}: {format_bytes(count)} ({count} bytes)" for name, count in rows]
-    if report.smallest_budget_bytes is None:
+    peak = report.unbudgeted_peak_bytes
+    if peak:
+        share = report.budget_bytes / peak
         lines.append(
-            "  smallest budget that would do: not known for a program that depends on its values"
+            f"  without a budget: {format_bytes(peak)} ({peak} bytes), of which the budget is"
+            f" {share:.0%}"
         )
-    else:
-        smallest = report.smallest_budget_bytes
-        lines.append(
-            f"  smallest budget that would do: {format_bytes(smallest)} ({smallest} bytes)"
-        )
+    if report.largest_pinned:
+        lines.append("  the largest of what must be there at that moment:")
+        lines += [f"    {format_bytes(n)} ({n} bytes): {what}" for what, n in report.largest_pinned]
+    lines.append(f"  smallest budget that would do: {_smallest(report)}")
+    changes = ["raise budget=" + ("" if not _would_do(report) else " to at least that")]
+    if report.donatable:
+        changes.append("donate the arguments that the function replaces (donate_argnums=)")
+    changes.append("make the batch smaller")
+    if report.operation.startswith("operation"):
+        changes.append("split the operation named above")
     lines.append(
-        "What to change: raise budget= to at least that, donate the arguments that the function"
-        " replaces (donate_argnums=), make the batch smaller, or split the operation named above."
+        f"What to change: {', '.join(changes[:-1])}, or {changes[-1]}."
         + (" Without fusion (fusion=False) some programs fit into less." if report.fused else "")
     )
     return "\n".join(lines)
+
+
+def _would_do(report: BudgetReport) -> bool:
+    smallest = report.smallest_budget_bytes
+    return smallest is not None and smallest > report.budget_bytes
+
+
+def _smallest(report: BudgetReport) -> str:
+    smallest = report.smallest_budget_bytes
+    if smallest is None:
+        known = report.unbudgeted_peak_bytes is not None
+        return "none was found" if known else "not known for a program that depends on its values"
+    text = f"{format_bytes(smallest)} ({smallest} bytes)"
+    if _would_do(report):
+        return text
+    return f"not known with what lies in the pool now; {text} if nothing else did"

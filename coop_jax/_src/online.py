@@ -6,6 +6,7 @@ their last contents as further results. Thread rule: under the runtime's lock.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,13 @@ import jax
 
 from coop_jax._src import interpreter
 from coop_jax._src.compat import arrays
+from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.learning import Lesson, is_worthwhile
 from coop_jax._src.refs import RefCell, wrapped
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.session import Session
-from coop_jax._src.signatures import Signature
+from coop_jax._src.signatures import Signature, is_donatable
 
 
 def run_online(
@@ -57,6 +59,9 @@ def run_online(
         signature.lesson = None
         session.learn()
         signature.lesson = lesson
+    except BudgetExceededError as error:
+        error.report = dataclasses.replace(error.report, donatable=is_donatable(signature))
+        raise
     finally:
         session.close()
     returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}

@@ -88,7 +88,7 @@ def _make(
             # Finding it takes seconds; another state of the pool is tried first where it can be.
             final = moved_out(residency) == residency
             smallest = planner.smallest_budget(runtime._settings, needed) if final else None
-            raise exceeded(runtime, program, plan, smallest, fused=fused)
+            raise exceeded(runtime, signature, program, plan, smallest, fused=fused)
         compiled, used = compile_plan(
             plan,
             program,

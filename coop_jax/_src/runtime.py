@@ -261,6 +261,9 @@ class Runtime:
         smallest_budget_bytes: int | None = None,
         *,
         fused: bool = False,
+        unbudgeted_peak_bytes: int | None = None,
+        largest_pinned: tuple[tuple[str, int], ...] = (),
+        donatable: bool = False,
     ) -> BudgetExceededError:
         """The error for a request that the engine could not meet."""
         return BudgetExceededError(
@@ -276,6 +279,9 @@ class Runtime:
                 smallest_budget_bytes=smallest_budget_bytes,
                 thrashing=failure["reason"] == "thrashing",
                 fused=fused,
+                unbudgeted_peak_bytes=unbudgeted_peak_bytes,
+                largest_pinned=largest_pinned,
+                donatable=donatable,
             )
         )
 

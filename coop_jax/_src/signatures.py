@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import kernels, planning, progress
+from coop_jax._src import advice, kernels, planning, progress
+from coop_jax._src.compat import jaxprs
 from coop_jax._src.compiling import Wanted, compile_gradually, compile_together
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.gradual import GradualWork, Pieces
@@ -184,8 +185,15 @@ def _note_workspaces(signature: Signature, wanted: list[Wanted], runtime: Runtim
     ]
 
 
+def is_donatable(signature: Signature) -> bool:
+    """Whether an argument that is not donated could be, in favour of a result."""
+    inputs = [v.aval for v in signature.jaxpr.invars]
+    return advice.is_donatable(inputs, signature.donated, signature.out_avals)
+
+
 def exceeded(
     runtime: Runtime,
+    signature: Signature,
     program: Program,
     plan: _core.Plan,
     smallest_budget_bytes: int | None,
@@ -200,4 +208,22 @@ def exceeded(
     if 0 <= index < len(program.operations):
         op = program.operations[index]
         operation, source = f"operation '{op.kernel.label}'", op.source
-    return runtime.exceeded(failure, operation, source, smallest_budget_bytes, fused=fused)
+    first = planning.first_residency(program)
+    peak = planning.unbudgeted_peak(
+        program,
+        engine_program_of(signature, program, first.donated),
+        runtime._settings,
+        max(signature.workspaces or (0,)),
+    )
+    return runtime.exceeded(
+        failure,
+        operation,
+        source,
+        smallest_budget_bytes,
+        fused=fused,
+        unbudgeted_peak_bytes=peak,
+        largest_pinned=advice.largest_pinned(
+            program, index, jaxprs.argument_names(signature.jaxpr)
+        ),
+        donatable=is_donatable(signature),
+    )

@@ -131,6 +131,11 @@ def closes_over_tracers(params: dict[str, Any]) -> bool:
     return False
 
 
+def argument_names(jaxpr: Any) -> tuple[str, ...]:
+    """What the user calls the inputs of a traced program, such as "batch['x']"; as far as known."""
+    return tuple(getattr(jaxpr.debug_info, "arg_names", None) or ())
+
+
 def is_dropped(variable: Any) -> bool:
     """Whether an output is never read."""
     return isinstance(variable, DropVar)
