@@ -11,6 +11,19 @@
 namespace nb = nanobind;
 
 namespace coop::python {
+namespace {
+
+// After a comparison that failed: JAX, which is asked next, says how. What else may be raised
+// there, as by a signal's handler, is raised.
+void ClearUnlessForeign() {
+  if (PyErr_Occurred() == nullptr) return;
+  if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
+    nb::raise_python_error();
+  }
+  PyErr_Clear();
+}
+
+}  // namespace
 
 TreeStructure::TreeStructure(nb::list nodes, nb::tuple leaf_types, nb::object one_level)
     : one_level_(std::move(one_level)) {
@@ -85,7 +98,7 @@ bool TreeStructure::Take(nb::handle tree, PyObject* leaves, Cursor& at) const {
         PyObject* const key = PyTuple_GET_ITEM(node.data.ptr(), i);
         const nb::object item = nb::borrow(PyDict_GetItemWithError(tree.ptr(), key));
         if (!item.is_valid()) {
-          PyErr_Clear();  // a key that cannot be compared: JAX says so
+          ClearUnlessForeign();
           return false;
         }
         if (!Take(item, leaves, at)) return false;
@@ -100,17 +113,13 @@ bool TreeStructure::Take(nb::handle tree, PyObject* leaves, Cursor& at) const {
 bool TreeStructure::TakeCustom(const Node& node, nb::handle tree, PyObject* leaves,
                                Cursor& at) const {
   if (reinterpret_cast<PyObject*>(Py_TYPE(tree.ptr())) != node.type.ptr()) return false;
-  // What raises here raises in JAX, too, which the caller asks next.
-  const nb::object level = nb::steal(PyObject_CallOneArg(one_level_.ptr(), tree.ptr()));
-  if (!level.is_valid() || !PyTuple_Check(level.ptr()) || PyTuple_GET_SIZE(level.ptr()) != 2) {
-    PyErr_Clear();
-    return false;
-  }
-  const nb::object children = nb::steal(PySequence_Tuple(PyTuple_GET_ITEM(level.ptr(), 0)));
+  const nb::object level = Steal(PyObject_CallOneArg(one_level_.ptr(), tree.ptr()));
+  if (!PyTuple_Check(level.ptr()) || PyTuple_GET_SIZE(level.ptr()) != 2) return false;
+  const nb::object children = Steal(PySequence_Tuple(PyTuple_GET_ITEM(level.ptr(), 0)));
   const int same =
       PyObject_RichCompareBool(PyTuple_GET_ITEM(level.ptr(), 1), node.data.ptr(), Py_EQ);
-  if (!children.is_valid() || same < 0) PyErr_Clear();
-  if (!children.is_valid() || same <= 0) return false;
+  if (same < 0) ClearUnlessForeign();
+  if (same <= 0) return false;
   const auto arity = static_cast<Py_ssize_t>(node.arity);
   if (PyTuple_GET_SIZE(children.ptr()) != arity) return false;
   for (Py_ssize_t i = 0; i < arity; ++i)

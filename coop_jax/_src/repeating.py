@@ -43,6 +43,8 @@ from coop_jax._src.trees import CallTrees
 # So many states are known at once: two where a caller keeps what the last step returned.
 _KNOWN = 4
 
+UNKNOWN: Any = object()  # no result: the call is like none that is known
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _State:
@@ -143,22 +145,23 @@ class KnownCalls:
         ):
             self._states.append(_State(residency, ran.plan, tuple(wrapped)))
 
-    def repeat(self, leaves: list[Any], interrupts: Interrupts) -> list[jax.Array] | None:
-        """Carries out the call if everything is as in an earlier one; None if it is not.
+    def repeat(self, leaves: list[Any], interrupts: Interrupts, trees: CallTrees) -> Any:
+        """Carries out the call if everything is as in an earlier one; `UNKNOWN` if it is not.
 
         Args:
           leaves: the arguments.
           interrupts: checked between operations, until a donated argument is consumed.
+          trees: what puts the results together, as long as their loss would be noticed.
         """
         begin = time.perf_counter()
         given = list(leaves)
         for n in self._from_host:
             if isinstance(given[n], jax.Array) or not self._kinds.matches(n, given[n]):
-                return None
+                return UNKNOWN
             given[n] = as_array(given[n], self._runtime.device)
         number = self._recognizer.recognize(given)
         if number < 0:
-            return None
+            return UNKNOWN
         state = self._states[number]
         with arrays.compiling():
             values, obeyed = carry_out(self._runtime, self._form, state.plan, given, interrupts)
@@ -173,7 +176,7 @@ class KnownCalls:
             inputs = Inputs(given, [None] * len(given), self._committed, list(self._from_host))
             values = as_results(values, self._signature.out_avals, inputs, device)
         self._signature.tier.ran(time.perf_counter() - begin)
-        return values
+        return trees.result(values)
 
 
 def known_calls(runtime: Runtime, signature: Signature) -> KnownCalls | None:

@@ -46,7 +46,7 @@ from coop_jax._src.passing import (
 )
 from coop_jax._src.planned import run_planned
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
-from coop_jax._src.repeating import LastCall, known_calls, note
+from coop_jax._src.repeating import UNKNOWN, LastCall, known_calls, note
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
 from coop_jax._src.simulation import Simulation
@@ -186,16 +186,15 @@ class BudgetedFunction(Generic[P, R]):
             leaves = last.leaves(args, kwargs)
             known = known_calls(last.runtime, last.signature)
         if last is not None and known is not None and leaves is not None:
-            outputs = last.runtime.call(known.repeat, leaves, last.runtime.interrupts)
-            if outputs is not None:
-                return last.trees.result(outputs)  # type: ignore[no-any-return]
+            result = last.runtime.call(known.repeat, leaves, last.runtime.interrupts, last.trees)
+            if result is not UNKNOWN:
+                return result  # type: ignore[no-any-return]
         if leaves is None or last is None or not last.kinds.match(leaves):
             static, leaves, tree = self._convention.flatten(args, kwargs)
             undo = thread_state.saved().restore
             last = guarded(None, None, undo, self._look_up, static, leaves, tree)
             self._last = last
-        outputs = last.runtime.call(self._run, last, leaves)
-        return jax.tree_util.tree_unflatten(last.signature.out_tree, outputs)  # type: ignore[no-any-return]
+        return last.runtime.call(self._run, last, leaves)  # type: ignore[no-any-return]
 
     def _look_up(self, static: Fixed, leaves: list[Any], tree: Any) -> LastCall:
         """The signature of a call that is not like the last one, found or made."""
@@ -343,9 +342,10 @@ class BudgetedFunction(Generic[P, R]):
         made = Runtime(budget, policy, device)
         return self._home.keep(made if unlimited is None else made.counting_from(unlimited))
 
-    def _run(self, call: LastCall, leaves: list[Any]) -> list[jax.Array]:
+    def _run(self, call: LastCall, leaves: list[Any]) -> Any:
         with arrays.compiling():
-            return self._run_compiled(call, leaves)
+            results = self._run_compiled(call, leaves)
+        return jax.tree_util.tree_unflatten(call.signature.out_tree, results)
 
     def _run_compiled(self, call: LastCall, leaves: list[Any]) -> list[jax.Array]:
         signature, runtime = call.signature, call.runtime

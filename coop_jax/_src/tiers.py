@@ -25,6 +25,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import jax
+
 from coop_jax import _core
 from coop_jax._src import (
     costs,
@@ -113,8 +115,11 @@ def _prepare(runtime: Runtime, signature: Signature, residency: Residency) -> No
             work.finish()
         elif switch is None:
             work.go_on(_SHARE * tier.least_alone)
+    except KeyboardInterrupt:
+        tier.preparing = None  # from the beginning, in a later call
+        raise
     finally:
-        if work.done:
+        if work.done and tier.preparing is not None:
             tier.settled, tier.preparing, tier.segmented = True, None, work.result
 
 
@@ -212,7 +217,8 @@ def _compiled(
                 compile_all(found, program, runtime)
             else:
                 yield from compile_all_gradually(found, program, runtime)
-        except Exception:  # XLA cannot compile so much at once: what runs so far goes on running
+        except (jax.errors.JaxRuntimeError, MemoryError):
+            # XLA cannot compile so much at once: what runs so far goes on running.
             return None
         for kernel in kernels:
             if kernel in examined or not isinstance(kernel, Segment):

@@ -191,5 +191,6 @@ def module_of(compiled: Any) -> Module | None:
     try:
         (module,) = compiled.runtime_executable().hlo_modules()
         return Module(module.as_serialized_hlo_module_proto())
-    except Exception:  # another backend, an executable from a cache that does not keep its module
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        # Another backend, an executable from a cache that does not keep its module.
         return None
