@@ -160,7 +160,9 @@ class EagerFrontEnd:
 
     def fits(self, key: Hashable) -> Fits:
         """What earlier calls for such operands found."""
-        known: Fits = self._owner._fits.setdefault(key, Fits())
+        known: Fits | None = self._owner._fits.get(key)
+        if known is None:
+            known = self._owner._fits[key] = Fits()
         return known
 
     def watch(self, memo: Any) -> None:

@@ -27,6 +27,7 @@ from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.homes import Home
 from coop_jax._src.mutations import Watch
 from coop_jax._src.program import DynamicControlFlow, build_program
+from coop_jax._src.recent import Recent
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.session import Session
 
@@ -143,7 +144,7 @@ class EagerFunction(Generic[P, R]):
         self._policy = policy
         self._home = home
         self._lessons = learning.Lessons()
-        self._fits: dict[Any, Any] = {}  # under transformations, see `around`
+        self._fits: Recent[Any] = Recent(256)  # under transformations, see `around`
 
     @property
     def runtime(self) -> Runtime:

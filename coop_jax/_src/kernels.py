@@ -19,12 +19,13 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import costs, placement, pooling, primitives
-from coop_jax._src.compat import arrays, calls, contexts, ffi, jaxprs
+from coop_jax._src.compat import arrays, caches, calls, contexts, ffi, jaxprs
 from coop_jax._src.equations import Equation, KernelBuilder, LiteralValue
 from coop_jax._src.executables import OUTSIDE as OUTSIDE
 from coop_jax._src.executables import SLOT as SLOT
 from coop_jax._src.executables import Executable, spec_of
 from coop_jax._src.placement import Placement
+from coop_jax._src.retention import Kernels
 
 
 class Kernel:
@@ -44,6 +45,7 @@ class Kernel:
     """
 
     __slots__ = (
+        "__weakref__",
         "_executables",
         "_keys",
         "cost_seconds",
@@ -201,7 +203,8 @@ class KernelCache:
         self.prepared: collections.OrderedDict[Hashable, _core.PreparedOperations] = (
             collections.OrderedDict()
         )
-        self._kernels: dict[Hashable, Kernel] = {}
+        self._kernels = Kernels(self._forget_prepared)
+        caches.cleared_with_jax(self)
 
     def kernel(
         self,
@@ -240,7 +243,7 @@ class KernelCache:
             moved_bytes,
             in_place_operands,
         )
-        found = self._kernels.get((key, context))
+        found = self._kernels.find((key, context))
         if found is None:
             with self.lock:
                 kernel = Kernel(
@@ -253,15 +256,22 @@ class KernelCache:
                     moved_bytes,
                     in_place_operands,
                 )
-                found = self._kernels.setdefault((key, context), kernel)
+                found = self._kernels.keep((key, context), kernel)
         return found
 
     def remembered(self, key: Hashable, make: Callable[[], Kernel]) -> Kernel:
         """The kernel of a key; `make` makes it on first sight."""
         with self.lock:
-            if key not in self._kernels:
-                self._kernels[key] = make()
-            return self._kernels[key]
+            return self._kernels.find(key) or self._kernels.keep(key, make())
+
+    def _forget_prepared(self) -> None:
+        for prepared in list(self.prepared.values()):
+            prepared.clear()
+
+    def cache_clear(self) -> None:
+        """Forgets all kernels but those of plans; `jax.clear_caches` does it."""
+        with self.lock:
+            self._kernels.clear()
 
     def of_equation(
         self, eqn: Any, atoms: Sequence[int | LiteralValue], aval_of: Callable[[int], Any]

@@ -11,7 +11,7 @@ import collections
 import copy
 import functools
 import types
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -46,6 +46,7 @@ from coop_jax._src.passing import (
 )
 from coop_jax._src.planned import run_planned
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
+from coop_jax._src.recent import Recent
 from coop_jax._src.repeating import UNKNOWN, LastCall, known_calls, note
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
@@ -141,9 +142,8 @@ class BudgetedFunction(Generic[P, R]):
         self._policy = policy
         self._home = home
         self._fusion = fusion
-        self._signatures: dict[Hashable, Signature] = {}
-        self._last: LastCall | None = None
-        self._calls: dict[Hashable, Any] = {}  # under transformations, see `around`
+        self._signatures: Recent[Signature] = Recent(64)  # with the last call beside them
+        self._calls: Recent[Any] = Recent(64)  # under transformations, see `around`
 
     @property
     def runtime(self) -> Runtime:
@@ -180,7 +180,7 @@ class BudgetedFunction(Generic[P, R]):
         """
         if not transforms.at_top():
             return around.call_run(self, args, kwargs)  # type: ignore[no-any-return]
-        last = self._last
+        last = self._signatures.latest
         leaves = known = None
         if last is not None and last.context is contexts.current():
             leaves = last.leaves(args, kwargs)
@@ -193,7 +193,7 @@ class BudgetedFunction(Generic[P, R]):
             static, leaves, tree = self._convention.flatten(args, kwargs)
             undo = thread_state.saved().restore
             last = guarded(None, None, undo, self._look_up, static, leaves, tree)
-            self._last = last
+            self._signatures.latest = last
         return last.runtime.call(self._run, last, leaves)  # type: ignore[no-any-return]
 
     def _look_up(self, static: Fixed, leaves: list[Any], tree: Any) -> LastCall:

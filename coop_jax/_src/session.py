@@ -158,7 +158,7 @@ class Session:
         core = self._core
         core.bring(self, value.storage)
         array = core.array_of(self, value.storage, value.key)
-        if core.is_outside(value.storage):
+        if core.is_outside(value.storage) or not value.aval.size:
             copied = array if isinstance(array, jax.Array) else jnp.asarray(array)
         else:
             # JAX remembers what it copied of an array, but this one is used again.

@@ -30,7 +30,7 @@ import numpy as np
 from jax._src import config, core, source_info_util
 from jax._src.interpreters import ad
 
-from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import caches, jaxprs
 from coop_jax._src.compat.tracers import READ, EagerTracer
 from coop_jax._src.compat.tracing import EagerTrace
 from coop_jax._src.values import key_of
@@ -121,7 +121,7 @@ def _bind(primitive: Any, operands: list[Any], params: Any) -> Any:
     return primitive.bind(*operands, **params)
 
 
-_remembered: dict[Any, _Rule | None] = {}
+_remembered = caches.ClearedDict()  # a rule, or None where there is none
 
 
 def _linearize(

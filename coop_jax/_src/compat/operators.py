@@ -18,12 +18,14 @@ from typing import Any
 
 from jax._src import config, core
 
+from coop_jax._src.compat import caches
+
 # What JAX asked for: the primitive, its parameters, and of each operand which one of the operator's
 # it is, and what makes a number of Python's what JAX makes of it (None: it is taken as it is).
 Operand = tuple[int, Callable[[Any], Any] | None]
 Asked = tuple[Any, dict[str, Any], tuple[Operand, ...]]
 
-_remembered: dict[Any, Asked] = {}
+_remembered = caches.ClearedDict()  # of `Asked`
 
 # So many operators are remembered.
 _KEPT = 1 << 14

@@ -20,6 +20,8 @@ from jax._src.lax import lax as _lax
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 
+from coop_jax._src.compat import caches
+
 Ref = _core.Ref
 
 
@@ -151,6 +153,9 @@ def _trace(kind: str, function: _Part, avals: tuple[Any, ...]) -> Any:
     ]
     with _core.set_current_trace(_core.eval_trace):
         return jax.make_jaxpr(lambda *xs: [function(*xs)])(*specs)
+
+
+caches.cleared_with_jax(_trace)
 
 
 def hoisted(jaxpr: Any, constants: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
