@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import subprocess
 import sys
@@ -187,6 +188,31 @@ def test_settings_that_change_in_the_middle_of_an_eager_call() -> None:
     for _ in range(2):
         for found, wanted in zip(both(jnp.asarray(3)), (expected, other, expected), strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_constants_are_no_transfers_of_the_caller() -> None:
+    table = np.arange(300, dtype=np.float32)
+
+    def fn(x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 3, lambda n, x: x + lax.dynamic_index_in_dim(table, n), x)
+
+    step, x = coop_jax.run(fn, budget="1MiB"), jnp.ones(1)
+    with jax.transfer_guard("disallow"):
+        for _ in range(3):
+            x = step(x)
+    np.testing.assert_array_equal(x, [10])
+
+
+def test_threads_under_other_settings() -> None:
+    step = coop_jax.run(lambda x: x + jnp.arange(3.0), budget="1MiB")
+
+    def call(wide: bool) -> set[Any]:
+        with jax.enable_x64(wide):
+            return {step(jnp.zeros(3)).dtype for _ in range(50)}
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(call, [False, True, False, True]))
+    assert found == [{np.dtype(np.float32)}, {np.dtype(np.float64)}] * 2
 
 
 def test_equal_states_are_one() -> None:

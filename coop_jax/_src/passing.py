@@ -17,6 +17,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from coop_jax._src.arguments import check_leaves
 from coop_jax._src.compat import arguments, arrays, jaxprs, transfers
@@ -140,6 +141,15 @@ def as_array(value: Any, device: jax.Device) -> jax.Array:
     if getattr(value, "weak_type", False) or arrays.dlpack_type(value.dtype) is None:
         value = arrays.uncommitted(value)
     return value  # type: ignore[no-any-return]
+
+
+def constants_on(constants: Sequence[Any], device: jax.Device) -> list[jax.Array]:
+    """The constants of a program on the device: copies, as whoever has them may write into them.
+
+    They are no transfers of the caller's, which may have forbidden those (`jax.transfer_guard`).
+    """
+    with jax.transfer_guard("allow"):
+        return [as_array(c.copy() if isinstance(c, np.ndarray) else c, device) for c in constants]
 
 
 def place_of(x: jax.Array) -> int | None:

@@ -7,7 +7,6 @@ in the middle are one look at the arguments (see `repeating`).
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import types
@@ -15,18 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
-import numpy as np
 
 from coop_jax._src import (
     around,
     fusing,
-    kernels,
     libraries,
     options,
     planning,
     policies,
     previews,
-    primitives,
 )
 from coop_jax._src import budget as budgets
 from coop_jax._src.arguments import check_leaves
@@ -38,18 +34,20 @@ from coop_jax._src.interrupts import guarded
 from coop_jax._src.online import run_online
 from coop_jax._src.passing import (
     LeafKinds,
-    as_array,
     as_results,
     contents_of,
-    input_kinds,
     read_inputs,
 )
 from coop_jax._src.planned import run_planned
-from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.recent import Recent
 from coop_jax._src.repeating import UNKNOWN, LastCall, known_calls, note
 from coop_jax._src.runtime import Runtime, check_runtime
-from coop_jax._src.signatures import Signature, Tier, compile_all, engine_program_of
+from coop_jax._src.signatures import (
+    Signature,
+    compile_all,
+    engine_program_of,
+    traced_signature,
+)
 from coop_jax._src.simulation import Simulation
 from coop_jax._src.trees import CallTrees
 
@@ -274,41 +272,8 @@ class BudgetedFunction(Generic[P, R]):
     def _trace(
         self, static: Fixed, leaves: list[Any], tree: Any, donated: tuple[bool, ...]
     ) -> Signature:
-        device = self._home.device()
-        cache = kernels.cache_for(device)
-        jaxpr, constants, out_tree = self._convention.trace(static, leaves, tree)
-        transfers.check_places(constants, device)
-        primitives.check_program(jaxpr)
-        jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
-        # A reference owns its contents, so they are replaced where they are.
-        donated = tuple(
-            d or compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)
-        ) + (True,) * len(refs)
-        program: Program | None
-        try:
-            program = build_program(jaxpr, constants, donated, cache, fusion=self._fusion)
-            constants = [arrays.stored(c) for _, c in program.constants]
-        except DynamicControlFlow:
-            program = None
-        return Signature(
-            jaxpr=jaxpr,
-            out_tree=out_tree,
-            out_avals=[v.aval for v in jaxpr.outvars],
-            donated=donated,
-            kinds=input_kinds([v.aval for v in jaxpr.invars], program),
-            program=program,
-            # Copies: whoever has them may write into them.
-            constants=[
-                as_array(c.copy() if isinstance(c, np.ndarray) else c, device) for c in constants
-            ],
-            engine_programs={},
-            plans=collections.OrderedDict(),
-            planned=0,
-            workspaces=None,
-            refs=refs,
-            has_refs=bool(refs) or any(map(compat_refs.is_ref, leaves)),
-            tier=Tier(settled=not self._fusion),  # what is not fused stays one primitive at a time
-        )
+        call, device = (static, leaves, tree), self._home.device()
+        return traced_signature(self._convention, *call, donated, device, fusion=self._fusion)
 
     def _runtime_for(self, leaves: Sequence[Any]) -> Runtime:
         """The runtime, made for a call with these leaves as its arguments."""

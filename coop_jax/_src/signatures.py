@@ -5,21 +5,23 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from coop_jax import _core
-from coop_jax._src import advice, kernels, planning, progress
-from coop_jax._src.compat import jaxprs
+from coop_jax._src import advice, kernels, planning, primitives, progress
+from coop_jax._src.calling import Convention, Fixed
+from coop_jax._src.compat import arrays, jaxprs, transfers
+from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.compiling import Wanted, compile_gradually, compile_together
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.learning import Lesson
-from coop_jax._src.passing import InputKinds
-from coop_jax._src.program import Program
+from coop_jax._src.passing import InputKinds, constants_on, input_kinds
+from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.translating import copies_operands
@@ -110,6 +112,63 @@ class Signature:
     lesson: Lesson | None = None  # of calls that branch or loop on values
     unrolled: Unrolled | None = None  # of whose plan the program is what it is, in segments
     known: KnownCalls | None = None  # those that need not be looked at closely again
+
+
+def traced_signature(
+    convention: Convention,
+    static: Fixed,
+    leaves: Sequence[Any],
+    tree: Any,
+    donated: Sequence[bool],
+    device: jax.Device,
+    *,
+    fusion: bool,
+) -> Signature:
+    """The signature of a call that was not made yet, from tracing its function.
+
+    Args:
+      convention: of the function.
+      static: the call's static arguments.
+      leaves: of the others.
+      tree: their structure.
+      donated: which leaves are.
+      device: where it will run.
+      fusion: whether operations are fused, as for `run`.
+
+    Raises:
+      What `jax.jit` raises where it traces; ValueError, NotImplementedError: the program cannot
+        run here.
+    """
+    jaxpr, constants, out_tree = convention.trace(static, leaves, tree)
+    transfers.check_places(constants, device)
+    primitives.check_program(jaxpr)
+    jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
+    # A reference owns its contents, so they are replaced where they are.
+    owned = [d or compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)]
+    owned += [True] * len(refs)
+    program: Program | None
+    try:
+        cache = kernels.cache_for(device)
+        program = build_program(jaxpr, constants, tuple(owned), cache, fusion=fusion)
+        constants = [arrays.stored(c) for _, c in program.constants]
+    except DynamicControlFlow:
+        program = None
+    return Signature(
+        jaxpr=jaxpr,
+        out_tree=out_tree,
+        out_avals=[v.aval for v in jaxpr.outvars],
+        donated=tuple(owned),
+        kinds=input_kinds([v.aval for v in jaxpr.invars], program),
+        program=program,
+        constants=constants_on(constants, device),
+        engine_programs={},
+        plans=collections.OrderedDict(),
+        planned=0,
+        workspaces=None,
+        refs=refs,
+        has_refs=bool(refs) or any(map(compat_refs.is_ref, leaves)),
+        tier=Tier(settled=not fusion),  # what is not fused stays one primitive at a time
+    )
 
 
 def engine_program_of(
