@@ -287,6 +287,22 @@ def test_compilations_count_however_the_budget_is_written(front_end: str) -> Non
     assert len(set(counts)) == 1, counts
 
 
+@pytest.mark.parametrize("front_end", ["run", "remat_eager"])
+def test_a_refused_call_joins_no_runtime(front_end: str) -> None:
+    step, runtime = getattr(coop_jax, front_end)(_square), coop_jax.Runtime("1MiB")
+    gone = jnp.ones(3)
+    gone.delete()
+    with runtime:
+        with pytest.raises(RuntimeError, match="deleted"):
+            step(gone)
+        if front_end == "run":
+            assert step.simulate(X).budget_bytes == 2**20
+            with pytest.raises(TypeError):
+                step("text")
+    step(X)
+    assert step.runtime is not runtime
+
+
 def test_closing_twice() -> None:
     runtime = coop_jax.Runtime("1MiB")
     step = coop_jax.run(_square, runtime=runtime)

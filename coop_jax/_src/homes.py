@@ -46,15 +46,25 @@ class Home:
 
     def device(self) -> jax.Device:
         """Where a call of now runs."""
-        self._join()
+        entered = self._entered()
+        if entered is not None:
+            return entered.device
         latest = self.latest
         if self._is_kept and latest is not None:
             return latest.device
         return self._device or contexts.default_device()
 
-    def here(self) -> Runtime | None:
-        """The runtime of a call of now; None if it is to be made."""
-        self._join()
+    def here(self, *, join: bool = True) -> Runtime | None:
+        """The runtime of a call of now; None if it is to be made.
+
+        One that was entered is kept from then on, if the function is to `join` it: a call is made,
+        and nothing speaks against it.
+        """
+        entered = self._entered()
+        if entered is not None:
+            if join:
+                self.latest, self._is_kept = entered, True
+            return entered
         if self._is_kept:
             return self.latest
         found = self._made.get(self.device())
@@ -67,9 +77,8 @@ class Home:
         self.latest = self._made[runtime.device] = runtime
         return runtime
 
-    def _join(self) -> None:
+    def _entered(self) -> Runtime | None:
+        """The runtime around the call, for a function that has none and may join it."""
         if not self._joins or self.latest is not None:
-            return
-        entered = shared_runtime(self._policy, self._device)
-        if entered is not None:
-            self.latest, self._is_kept = entered, True
+            return None
+        return shared_runtime(self._policy, self._device)

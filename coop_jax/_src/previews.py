@@ -25,7 +25,7 @@ def simulate(
     budget: budgets.Budget,
 ) -> Simulation:
     """Simulates a call under a budget; under the function's own if None."""
-    runtime = owner._home.here()
+    runtime = owner._home.here(join=False)
     own = owner._budget if runtime is None else runtime.budget_bytes
     checked = budgets.check_budget(budget)
     return _simulator(owner, args, kwargs).simulate(own if checked is None else checked)
@@ -52,7 +52,7 @@ def _simulator(
         traced = TracedProgram(getattr(owner, "__name__", "step"), signature.program)
     else:
         traced = traced_program(owner._convention, args, kwargs, owner._fusion)
-    runtime = owner._home.here()
+    runtime = owner._home.here(join=False)
     kept = 0 if runtime is None else runtime._workspace_bytes
     needed = None if signature is None else signature.workspaces
     policy = owner._policy or policies.DEFAULT if runtime is None else runtime.policy

@@ -70,17 +70,9 @@ class Stats:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallCounts:
-    """What one call did; as in `Stats`, with what the engine says of it."""
-
-    engine: dict[str, Any]
-    peak_bytes: int
-    external_bytes: int
-    workspace_bytes: int
-    compute_seconds: float
-    recompute_seconds: float
-    compilations: int
+# What one call did: what the engine says of it, its peak, its bytes outside the pool and of
+# workspace, its compute and recompute seconds, its compilations. A tuple, as every step makes one.
+CallCounts = tuple[dict[str, Any], int, int, int, float, float, int]
 
 
 @dataclasses.dataclass(slots=True)
@@ -148,12 +140,16 @@ class Counters:
         self.search_seconds += engine["search_seconds"]
         self.fragmentation_sum += engine["fragmentation_sum"]
         self.fragmentation_count += engine["fragmentation_count"]
-        self.max_fragmentation = max(self.max_fragmentation, engine["fragmentation_max"])
-        self.peak_bytes = max(self.peak_bytes, peak_bytes)
-        self.external_bytes = max(self.external_bytes, external_bytes)
-        self.workspace_bytes = max(self.workspace_bytes, workspace_bytes)
+        if engine["fragmentation_max"] > self.max_fragmentation:
+            self.max_fragmentation = engine["fragmentation_max"]
+        if peak_bytes > self.peak_bytes:
+            self.peak_bytes = peak_bytes
+        if external_bytes > self.external_bytes:
+            self.external_bytes = external_bytes
+        if workspace_bytes > self.workspace_bytes:
+            self.workspace_bytes = workspace_bytes
         self.calls += 1
-        self.last = CallCounts(
+        self.last = (
             engine,
             peak_bytes,
             external_bytes,
@@ -167,16 +163,15 @@ class Counters:
         self.compilations_before = compilations
 
     def _last_call(self, budget_bytes: int | None, bytes_in_use: int) -> Stats | None:
-        last = self.last
-        if last is None:
+        if self.last is None:
             return None
-        engine, compute, again = last.engine, last.compute_seconds, last.recompute_seconds
+        engine, peak, external, workspace, compute, again, compilations = self.last
         return Stats(
             budget_bytes=budget_bytes,
-            peak_bytes=last.peak_bytes,
+            peak_bytes=peak,
             bytes_in_use=bytes_in_use,
-            external_bytes=last.external_bytes,
-            workspace_bytes=last.workspace_bytes,
+            external_bytes=external,
+            workspace_bytes=workspace,
             operations=engine["operations"],
             evictions=engine["evictions"],
             rematerialisations=engine["recomputations"],
@@ -190,7 +185,7 @@ class Counters:
                 engine["fragmentation_max"],
             ),
             max_fragmentation=engine["fragmentation_max"],
-            compilations=last.compilations,
+            compilations=compilations,
             calls=1,
         )
 
