@@ -22,7 +22,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import costs
-from coop_jax._src.compat import arrays, buffers, calls, ffi, hlo
+from coop_jax._src.compat import arrays, buffers, calls, ffi, hlo, wide
 
 if TYPE_CHECKING:
     from coop_jax._src.kernels import Kernel
@@ -100,6 +100,7 @@ class Executable:
             arrays.keeping_donation(),
             # Where no sharding is named, results are uncommitted, as most arrays of users are.
             jax.default_device(device),
+            wide.holding(wide=kernel.is_wide),
         ):
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             try:
@@ -119,7 +120,7 @@ class Executable:
         """Compiles; may run in another thread than the one that made this."""
         _core.ensure_signal_stack()  # XLA computes what is constant
         try:
-            with arrays.caching_all():
+            with arrays.caching_all(), wide.holding(wide=self.kernel.is_wide):
                 self._compiled = self._lowered.compile()
                 memory = self._compiled.memory_analysis()
         except Exception as error:  # not enough memory to compile...
@@ -127,6 +128,8 @@ class Executable:
             raise
         self._lowered = None
         call = calls.dispatcher(self._compiled)
+        if self.kernel.is_wide:
+            call = wide.calling(call)
         self.call = call if self.donates else _storing(call, len(self.slot_results))
         placed = self._placed_bytes
         aliased = int(getattr(memory, "alias_size_in_bytes", placed)) if self.donates else 0

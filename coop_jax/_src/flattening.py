@@ -96,7 +96,7 @@ class Flattener:
             if kept:
                 self.fixed_outside.add(self.storages[number])
         given = [refs.wrapped(v.aval, n) for v, n in zip(jaxpr.invars, inputs, strict=True)]
-        atoms = self._walk(jaxpr, [self._constant(c) for c in constants], list(given))
+        atoms = self._call(jaxpr, constants, list(given))
         atoms += [x.current for x in given if isinstance(x, RefCell)]
         outputs = [self._whole_block(self.number(a)) for a in atoms]
         # Results that were written as two are two arrays: who gives one away keeps the other.
@@ -129,10 +129,12 @@ class Flattener:
         self.offsets.append(at_bytes + (0 if view_of is None else self.offsets[view_of]))
         return number
 
-    def _constant(self, value: Any) -> int:
+    def _constant(self, value: Any, aval: Any) -> int:
         number = self._constant_numbers.get(id(value))
         if number is None:
-            number = self.new(jaxprs.aval_of(value))
+            number = self.new(aval)
+            if isinstance(value, np.ndarray) and value.dtype != aval.dtype:
+                value = np.asarray(value, aval.dtype)
             self.fixed_outside.add(self.storages[number])
             self._constant_numbers[id(value)] = number
             self.constants.append((number, value))
@@ -143,7 +145,7 @@ class Flattener:
         if isinstance(atom, int):
             return atom
         if isinstance(atom, LiteralValue):
-            return self._constant(np.asarray(atom.value, atom.aval.dtype))
+            return self._constant(np.asarray(atom.value, atom.aval.dtype), atom.aval)
         if isinstance(atom, RefCell):
             raise TypeError(
                 f"a mutable reference ({atom.aval}) was used as an array or returned: return"
@@ -162,7 +164,8 @@ class Flattener:
     def position(self, i: int) -> int:
         """The value number of a position along an axis."""
         if i not in self._index_numbers:
-            self._index_numbers[i] = self._constant(np.asarray(i, np.int32))
+            position = np.asarray(i, np.int32)
+            self._index_numbers[i] = self._constant(position, jaxprs.aval_of(position))
         return self._index_numbers[i]
 
     def emit(
@@ -244,7 +247,11 @@ class Flattener:
         return self._operation(eqn, operands)
 
     def _call(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[_Atom]) -> list[_Atom]:
-        return self._walk(jaxpr, [self._constant(c) for c in constants], given)
+        return self._walk(jaxpr, self._constants(jaxpr, constants), given)
+
+    def _constants(self, jaxpr: Any, constants: Sequence[Any]) -> list[int]:
+        pairs = zip(constants, jaxpr.constvars, strict=True)
+        return [self._constant(c, v.aval) for c, v in pairs]
 
     def _of_reference(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         avals = [
@@ -263,7 +270,7 @@ class Flattener:
             return self._call(jaxpr, constants, given)
         if name == "cond" and not eqn.effects and branching.is_selection(eqn.params):
             bodies = [jaxprs.open_closed(b) for b in eqn.params["branches"]]
-            constants = [[self._constant(c) for c in consts] for _, consts in bodies]
+            constants = [self._constants(*body) for body in bodies]
             return branching.select(
                 self, [jaxpr for jaxpr, _ in bodies], constants, operands[0], operands[1:]
             )
@@ -313,7 +320,7 @@ class Flattener:
 
     def _scan(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         scan = jaxprs.scan_parts(eqn.params)
-        constants = [self._constant(c) for c in scan.constants]
+        constants = self._constants(scan.body, scan.constants)
         fixed = operands[: scan.num_consts]
         carry = operands[scan.num_consts : scan.num_consts + scan.num_carry]
         stacked = operands[scan.num_consts + scan.num_carry :]

@@ -19,7 +19,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import costs, placement, pooling, primitives
-from coop_jax._src.compat import arrays, caches, calls, contexts, ffi, jaxprs
+from coop_jax._src.compat import arrays, caches, calls, contexts, ffi, jaxprs, wide
 from coop_jax._src.equations import Equation, KernelBuilder, LiteralValue
 from coop_jax._src.executables import OUTSIDE as OUTSIDE
 from coop_jax._src.executables import SLOT as SLOT
@@ -39,6 +39,7 @@ class Kernel:
       in_place_operands: operands that an output of the same shape and dtype may overwrite.
       equations, outputs: what it computes, in kernel-local numbers; which of them are results.
       is_group: whether it computes more than one equation.
+      is_wide: whether it computes with types of 64 bits.
       touches_part: whether it reads or writes only a part of a large operand.
       stands_apart: whether XLA was seen to compile it otherwise where others are around it.
       label: primitive names, for messages.
@@ -54,6 +55,7 @@ class Kernel:
         "in_avals",
         "in_place_operands",
         "is_group",
+        "is_wide",
         "key",
         "label",
         "moved_bytes",
@@ -83,6 +85,9 @@ class Kernel:
         self.stands_apart = False
         self.in_avals = tuple(in_avals)
         self.out_avals = tuple(out_avals)
+        self.is_wide = wide.any_wide((*in_avals, *out_avals)) or any(
+            wide.any_wide(e.out_avals) or jaxprs.is_wide(e.params) for e in equations
+        )
         self._keys = tuple(n for n, a in enumerate(self.in_avals) if arrays.is_keys(a.dtype))
         self.recomputable = all(
             primitives.is_recomputable(e.primitive, e.params, e.effects) for e in equations
@@ -309,7 +314,9 @@ class KernelCache:
         in_place_operands: tuple[int, ...] | None = None,
     ) -> Kernel:
         """A kernel of a small JAX function of arrays, for operations that no equation names."""
-        jaxpr, constants = jaxprs.trace(lambda *xs: [function(*xs)], [spec_of(a) for a in in_avals])
+        with wide.holding(wide=wide.any_wide(in_avals)):
+            specs = [spec_of(a) for a in in_avals]
+            jaxpr, constants = jaxprs.trace(lambda *xs: [function(*xs)], specs)
         builder = KernelBuilder(in_avals)
         outputs = builder.inline(jaxpr, constants, list(range(len(in_avals))))
         numbers = [x for x in outputs if isinstance(x, int)]

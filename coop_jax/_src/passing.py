@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from coop_jax._src.arguments import check_leaves
-from coop_jax._src.compat import arguments, arrays, jaxprs, transfers
+from coop_jax._src.compat import arguments, arrays, jaxprs, transfers, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Program
@@ -149,7 +149,15 @@ def constants_on(constants: Sequence[Any], device: jax.Device) -> list[jax.Array
     They are no transfers of the caller's, which may have forbidden those (`jax.transfer_guard`).
     """
     with jax.transfer_guard("allow"):
-        return [as_array(c.copy() if isinstance(c, np.ndarray) else c, device) for c in constants]
+        return [_constant(c, device) for c in constants]
+
+
+def _constant(value: Any, device: jax.Device) -> jax.Array:
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        if wide.is_wide(value.dtype):  # its type is that of the program
+            value = transfers.put(value, device)
+    return as_array(value, device)
 
 
 def place_of(x: jax.Array) -> int | None:

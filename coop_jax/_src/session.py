@@ -25,7 +25,7 @@ import numpy as np
 
 from coop_jax import _core
 from coop_jax._src import interpreter, policies, primitives
-from coop_jax._src.compat import arrays, contexts, jaxprs
+from coop_jax._src.compat import arrays, contexts, jaxprs, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executables import Executable
 from coop_jax._src.executor import launch
@@ -150,7 +150,8 @@ class Session:
             if isinstance(array, jax.Array):
                 out.append(self._memory.lent(array, value.aval))
             else:
-                out.append(jnp.asarray(array))
+                with wide.holding(wide=wide.is_wide(value.aval.dtype)):
+                    out.append(jnp.asarray(array))
         return out
 
     def concrete(self, value: Value) -> jax.Array:
@@ -159,11 +160,13 @@ class Session:
         core.bring(self, value.storage)
         array = core.array_of(self, value.storage, value.key)
         if core.is_outside(value.storage) or not value.aval.size:
-            copied = array if isinstance(array, jax.Array) else jnp.asarray(array)
+            with wide.holding(wide=wide.is_wide(value.aval.dtype)):
+                copied = array if isinstance(array, jax.Array) else jnp.asarray(array)
         else:
             # JAX remembers what it copied of an array, but this one is used again.
             reader = self._memory.view(self._memory.offset_of(array), self._memory.spec(value.aval))
-            copied = jnp.asarray(np.array(reader))
+            with wide.holding(wide=wide.is_wide(value.aval.dtype)):
+                copied = jnp.asarray(np.array(reader))
         return arrays.as_user_sees(copied, value.aval)
 
     def release_hint(self, value: Value) -> None:
@@ -278,7 +281,9 @@ class Session:
         begin = time.perf_counter()
         over = [(mode, places[k][2]) for k, mode in enumerate(executable.modes) if mode >= 0]
         consumed = [operands[mode] for mode, _ in over] if given else None
-        results = launch(executable, slots, operands, over, memory, consumed=consumed)
+        results = launch(
+            executable, slots, operands, over, memory, consumed=consumed, recompute=recompute
+        )
         seconds = executable.kernel.cost_seconds if first else time.perf_counter() - begin
         counters = self._runtime._counters
         if recompute:

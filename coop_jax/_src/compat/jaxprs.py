@@ -22,6 +22,8 @@ from jax._src import source_info_util as _source_info_util
 from jax._src.lax import lax as _lax
 from jax.extend import core as _jex
 
+from coop_jax._src.compat import wide
+
 Jaxpr = _core.Jaxpr
 ClosedJaxpr = _jex.ClosedJaxpr
 Literal = _jex.Literal
@@ -116,6 +118,15 @@ def nested_jaxprs(params: dict[str, Any]) -> Iterable[Any]:
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, (ClosedJaxpr, Jaxpr)):
                 yield open_closed(item)[0]
+
+
+def is_wide(params: dict[str, Any]) -> bool:
+    """Whether a program among the parameters, or one in it, computes with types of 64 bits."""
+    return any(
+        wide.any_wide(v.aval for v in e.outvars) or is_wide(e.params)
+        for jaxpr in nested_jaxprs(params)
+        for e in jaxpr.eqns
+    )
 
 
 def closes_over_tracers(params: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from jax._src.lax import lax as _lax
 from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 
-from coop_jax._src.compat import caches
+from coop_jax._src.compat import caches, wide
 
 Ref = _core.Ref
 
@@ -147,11 +147,13 @@ def _traced(function: _Part, avals: Sequence[Any]) -> Any:
 @functools.lru_cache(maxsize=4096)
 def _trace(kind: str, function: _Part, avals: tuple[Any, ...]) -> Any:
     del kind
-    specs = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
-        for a in avals
-    ]
-    with _core.set_current_trace(_core.eval_trace):
+    key = function._key if isinstance(function._key, tuple) else ()
+    is_wide = wide.any_wide(avals) or any(isinstance(k, np.dtype) and wide.is_wide(k) for k in key)
+    with _core.set_current_trace(_core.eval_trace), wide.holding(wide=is_wide):
+        specs = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+            for a in avals
+        ]
         return jax.make_jaxpr(lambda *xs: [function(*xs)])(*specs)
 
 

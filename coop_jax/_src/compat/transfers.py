@@ -16,7 +16,7 @@ from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jaxlib import _jax
 
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arrays, wide
 from coop_jax._src.compat.refs import contents, is_ref
 
 
@@ -107,6 +107,11 @@ def _sharding_of(device: jax.Device) -> jax.sharding.SingleDeviceSharding:
 
 def put(value: Any, device: jax.Device) -> jax.Array:
     """The value as an array on the device, whatever trace is current, contents and all."""
+    with wide.holding(wide=wide.is_wide(value.dtype)):
+        return _put(value, device)
+
+
+def _put(value: Any, device: jax.Device) -> jax.Array:
     known = from_numpy(value, device, committed=True)
     if known is not None:
         arrays.wait(known)
