@@ -139,6 +139,19 @@ def test_static_arguments_without_hash_or_equality() -> None:
         step([1], 1.0)
     with pytest.raises(ValueError, match="Non-hashable static arguments"):
         coop_jax.run(lambda k, x: x, static_argnames="k")(k={}, x=1.0)
+
+    class Incomparable:
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("not to be compared")
+
+    one = Incomparable()
+    for _ in range(2):
+        assert float(step(one, 1.0)) == 1
+    with pytest.raises(ValueError, match=r"comparable using __eq__.*not to be compared"):
+        step(Incomparable(), 1.0)
     with pytest.raises(TypeError, match="generator"):
         coop_jax.run(lambda x: (yield x))
 

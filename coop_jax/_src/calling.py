@@ -50,9 +50,21 @@ class Static:
         return type(other) is Static and self.is_like(other.value)
 
     def is_like(self, value: Any) -> bool:
-        """Whether a value is the same static argument."""
+        """Whether a value is the same static argument.
+
+        Raises:
+          ValueError: it cannot be compared.
+        """
         known = self.value
-        return value is known or (type(value) is type(known) and bool(value == known))
+        if value is known or type(value) is not type(known):
+            return value is known
+        try:
+            return bool(value == known)
+        except Exception as error:
+            raise ValueError(
+                "static arguments should be comparable using __eq__, and comparing two objects of"
+                f" type {type(value)} raised {type(error).__name__}: {error}"
+            ) from error
 
 
 # Static arguments of a call: where they are, by position or name, and what they are.
@@ -235,7 +247,7 @@ def _in_call(positions: tuple[int, ...], count: int) -> set[int]:
 def _static(value: Any) -> Static:
     try:
         hash(value)
-    except TypeError as error:
+    except Exception as error:
         raise ValueError(
             "Non-hashable static arguments are not supported. An error occurred while trying to"
             f" hash an object of type {type(value)}, {value!r}. The error was:\n"
