@@ -637,6 +637,7 @@ class SessionCore(Engine):
         prepared: PreparedOperations,
         fast: bool,
         roomy: bool,
+        max_recompute: float,
     ) -> None: ...
     def apply(
         self,
@@ -661,6 +662,9 @@ class SessionCore(Engine):
 
     def hint(self, storage: int) -> None:
         """Say that one of the storage's values is most likely not read again."""
+
+    def treasure(self, storage: int) -> None:
+        """Say that making the storage again would be out of proportion."""
 
     def collect(self) -> None:
         """Release storages whose values are gone."""
@@ -696,6 +700,7 @@ class SessionCore(Engine):
     def compute_seconds(self) -> float: ...
     @property
     def recompute_seconds(self) -> float: ...
+    treasures: bool
     def interrupt_by(self, interrupts: Interrupts) -> None:
         """Check ``interrupts`` before each operation, until a donated array is gone."""
 

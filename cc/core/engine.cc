@@ -21,6 +21,7 @@ EngineOptions Checked(EngineOptions options) {
   Require(
       options.alignment_bytes > 0 && (options.alignment_bytes & (options.alignment_bytes - 1)) == 0,
       "alignment_bytes must be a power of two");
+  Require(options.max_recompute >= 0, "max_recompute must not be negative");
   if (std::isnan(options.expensive_seconds_per_byte)) options.expensive_seconds_per_byte = 0;
   return options;
 }
@@ -253,6 +254,11 @@ void Engine::SetWorth(StorageId storage, double factor) {
   Known(impl_->memory, storage);
   Require(factor >= 0 && factor <= kMostWorth, "a worth is a number from 0 to kMostWorth");
   impl_->memory.SetWorth(storage, factor);
+}
+
+void Engine::Treasure(StorageId storage) {
+  Known(impl_->memory, storage);
+  impl_->memory.Treasure(storage);
 }
 
 void Engine::ForgetFuture() { impl_->memory.ForgetFuture(); }

@@ -150,7 +150,10 @@ class Engine {
   // from 0 to kMostWorth. Of every heuristic's scores.
   static constexpr double kMostWorth = 1e6;
   void SetWorth(StorageId storage, double factor);
-  // Takes back what the three above said: the front end was wrong.
+  // To make it again would take what nobody expects (most of the program, say): while it is held it
+  // is moved, if that may be, rather than evicted, and goes only where nothing else helps.
+  void Treasure(StorageId storage);
+  // Takes back what the first three above said: the front end was wrong.
   void ForgetFuture();
 
   // --- Looking ---

@@ -64,6 +64,7 @@ class Engine::Impl {
   };
 
   bool Prepare(OperationId operation);
+  // What is treasured stays, but where everything is evicted always.
   void EvictEverything();
   void PushFrame(OperationId operation);
   void PopFrame();
@@ -77,6 +78,9 @@ class Engine::Impl {
   [[nodiscard]] bool IsWaitedFor(OperationId operation) const;
   // As many as EngineOptions allows were made, or tried.
   [[nodiscard]] bool MayRecomputeNoMore() const;
+  // By EngineOptions::max_recompute; a large number where that is 0.
+  [[nodiscard]] int64_t MostRecomputations() const;
+  [[nodiscard]] bool IsAtLimit() const;
   bool RunTop();
   void ChooseOutputs();
   void DecideInPlace(size_t index);
@@ -89,7 +93,11 @@ class Engine::Impl {
   bool PlaceAsAsked(PlacedOutput* placed);
   bool PlaceTogether(size_t placed_count, Side side);
   BlockId RoomAtRightEnd(int64_t bytes);
-  BlockId FindRoom(int64_t bytes, Side side);
+  // `apart`: for a large treasure, which is to lie where nothing is brought back around it.
+  BlockId FindRoom(int64_t bytes, Side side, bool apart = false);
+  BlockId MakeRoom(int64_t bytes, Side side, bool apart);
+  // The rightmost run without treasures that may be evicted.
+  BlockId RightmostRoom(int64_t bytes);
   bool Fail(FailureReason reason, int64_t requested_bytes);
   [[nodiscard]] Side SideOf(OperationId operation) const;
   [[nodiscard]] Side SideOf(OutputId output, Side by_policy) const;

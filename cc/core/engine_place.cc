@@ -5,6 +5,12 @@
 #include "cc/core/engine_impl.h"
 
 namespace coop {
+namespace {
+
+// What takes so much of the pool or more, 1 / this, is hard to move.
+constexpr int64_t kLarge = 32;
+
+}  // namespace
 
 bool Engine::Impl::Reserve(int64_t bytes) {
   memory.Begin();
@@ -97,7 +103,40 @@ void Engine::Impl::PinInputs(OperationId operation, int32_t change) {
   }
 }
 
-BlockId Engine::Impl::FindRoom(int64_t bytes, Side side) {
+BlockId Engine::Impl::RightmostRoom(int64_t bytes) {
+  const BlockList& blocks = memory.blocks();
+  walk_.clear();
+  for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) walk_.push_back(b);
+  int64_t found = 0;
+  int64_t end = 0;
+  for (size_t n = walk_.size(); n-- > 0;) {
+    const Block& block = blocks[walk_[n]];
+    const bool usable =
+        block.is_free() || (block.holder >= 0 && memory.IsEvictableNow(block.holder) &&
+                            !memory.IsTreasured(block.holder));
+    if (!usable) {
+      found = 0;
+      continue;
+    }
+    if (found == 0) end = block.offset + block.bytes;
+    found += block.bytes;
+    if (found < bytes) continue;
+    BlockId at = walk_[n];
+    while (true) {
+      if (!blocks[at].is_free()) at = memory.Evict(blocks[at].holder);
+      if (blocks[at].offset + blocks[at].bytes >= end) return at;
+      at = blocks[at].next;
+    }
+  }
+  return kNone;
+}
+
+BlockId Engine::Impl::MakeRoom(int64_t bytes, Side side, bool apart) {
+  const BlockId room = apart ? RightmostRoom(bytes) : kNone;
+  return room != kNone ? room : evictor->MakeRoom(memory, bytes, side);
+}
+
+BlockId Engine::Impl::FindRoom(int64_t bytes, Side side, bool apart) {
   const BlockId block = memory.blocks().FindFree(bytes, side);
   if (block != kNone) return block;
   memory.BeginSearch();
@@ -107,10 +146,10 @@ BlockId Engine::Impl::FindRoom(int64_t bytes, Side side) {
   BlockId room = kNone;
   if (keep_requested_inputs_ && frames_.size() > 1 && !frames_.front().pinned) {
     PinInputs(frames_.front().operation, 1);
-    room = evictor->MakeRoom(memory, bytes, side);
+    room = MakeRoom(bytes, side, apart);
     PinInputs(frames_.front().operation, -1);
   }
-  if (room == kNone) room = evictor->MakeRoom(memory, bytes, side);
+  if (room == kNone) room = MakeRoom(bytes, side, apart);
   if (timer) memory.CountSearchSeconds(timer() - begin);
   return room;
 }
@@ -136,8 +175,12 @@ bool Engine::Impl::PlaceOutputs() {
   }
   const Side by_policy = SideOf(frames_.back().operation);
   for (size_t n = 0; n < order_.size(); ++n) {
-    const Side side = SideOf(placed_[order_[n]].output, by_policy);
-    const BlockId room = FindRoom(rounded(order_[n]), side);
+    Side side = SideOf(placed_[order_[n]].output, by_policy);
+    const StorageId storage = placed_[order_[n]].storage;
+    const bool apart = storage != kNone && memory.IsTreasured(storage) &&
+                       rounded(order_[n]) >= blocks.capacity_bytes() / kLarge;
+    if (apart) side = Side::kRight;
+    const BlockId room = FindRoom(rounded(order_[n]), side, apart);
     if (room != kNone) {
       placed_[order_[n]].block = memory.Take(room, rounded(order_[n]), side, kScratchBlock);
       continue;

@@ -43,7 +43,8 @@ bool Engine::Impl::Prepare(OperationId operation) {
   for (const Attempt& attempt : kAttempts) {
     keep_requested_inputs_ = attempt.keep_requested_inputs;
     one_by_one_ = attempt.one_by_one;
-    recomputations_left_ = 1024 + 16 * int64_t{memory.graph().live_operations()};
+    recomputations_left_ = std::min(1024 + 16 * int64_t{memory.graph().live_operations()},
+                                    MostRecomputations() - memory.stats().recomputations);
     if (attempt.from_nothing) EvictEverything();
     PushFrame(operation);
     if (RunFramesAbove(0)) return true;
@@ -77,7 +78,8 @@ void Engine::Impl::EvictEverything() {
   walk_.clear();
   const BlockList& blocks = memory.blocks();
   for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) {
-    if (blocks[b].holder >= 0 && memory.IsEvictableNow(blocks[b].holder)) {
+    if (blocks[b].holder >= 0 && memory.IsEvictableNow(blocks[b].holder) &&
+        (memory.options().policy.evict_always || !memory.IsTreasured(blocks[b].holder))) {
       walk_.push_back(blocks[b].holder);
     }
   }
@@ -204,11 +206,25 @@ bool Engine::Impl::MayRecomputeNoMore() const {
           tried_recomputations_ >= options.max_tried_recomputations);
 }
 
+int64_t Engine::Impl::MostRecomputations() const {
+  const double factor = memory.options().max_recompute;
+  if (factor == 0) return int64_t{1} << 48;
+  const double most = factor * static_cast<double>(memory.stats().operations);
+  return static_cast<int64_t>(std::min(most, 0x1p48)) + EngineOptions::kRecomputeAllowance;
+}
+
+bool Engine::Impl::IsAtLimit() const {
+  const int64_t most = MostRecomputations();
+  return memory.stats().recomputations >= most ||
+         tried_recomputations_ >= EngineOptions::kRecomputeTries * most;
+}
+
 bool Engine::Impl::RunTop() {
   PinTop();
   const OperationId top = frames_.back().operation;
   if (memory.graph().operation(top).executed) {
     if (MayRecomputeNoMore()) return Fail(FailureReason::kThrashing, OutputBytes(top));
+    if (IsAtLimit()) return Fail(FailureReason::kLimit, OutputBytes(top));
     ++tried_recomputations_;
   }
   ChooseOutputs();

@@ -1,6 +1,8 @@
 #include "cc/core/evictor.h"
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "cc/core/check.h"
 
@@ -15,15 +17,11 @@ class SlidingWindowEvictor final : public Evictor {
   BlockId MakeRoom(Residency& residency, int64_t bytes, Side side) override {
     const std::optional<Window> window = Search(residency, bytes, side);
     if (!window) return kNone;
-    // Evicting merges blocks, so the walk goes over the range by offset, not by block id.
     const BlockList& blocks = residency.blocks();
-    BlockId block = window->first;
+    const int64_t begin = blocks[window->first].offset;
     const int64_t end = blocks[window->last].offset + blocks[window->last].bytes;
-    while (true) {
-      if (!blocks[block].is_free()) block = residency.Evict(blocks[block].holder);
-      if (blocks[block].offset + blocks[block].bytes >= end) break;
-      block = blocks[block].next;
-    }
+    if (residency.options().may_move) MoveTreasures(residency, {begin, end - begin});
+    const BlockId block = EvictRange(residency, begin, end);
     Check(blocks[block].is_free() && blocks[block].bytes >= bytes,
           "an evicted window is one free block");
     return block;
@@ -34,6 +32,74 @@ class SlidingWindowEvictor final : public Evictor {
   }
 
  private:
+  // Evicts what is left there; the one free block that it is then.
+  static BlockId EvictRange(Residency& residency, int64_t begin, int64_t end) {
+    // Evicting merges blocks, so the walk goes over the range by offset, not by block id.
+    const BlockList& blocks = residency.blocks();
+    BlockId block = blocks.first();
+    while (blocks[block].offset + blocks[block].bytes <= begin) block = blocks[block].next;
+    while (true) {
+      if (!blocks[block].is_free()) block = residency.Evict(blocks[block].holder);
+      if (blocks[block].offset + blocks[block].bytes >= end) return block;
+      block = blocks[block].next;
+    }
+  }
+
+  // Takes treasures out of a window, each to where something is free or cheap. Those for which
+  // there is no such place stay.
+  void MoveTreasures(Residency& residency, Range window) {
+    const BlockList& blocks = residency.blocks();
+    treasures_.clear();
+    for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) {
+      if (blocks[b].offset < window.offset || blocks[b].holder < 0) continue;
+      if (blocks[b].offset >= window.offset + window.bytes) break;
+      if (residency.IsTreasured(blocks[b].holder)) treasures_.push_back(blocks[b].holder);
+    }
+    for (const StorageId treasure : treasures_) {
+      const int64_t bytes = blocks[residency.graph().storage(treasure).block].bytes;
+      int64_t place = FreeBeside(blocks, bytes, window);
+      if (place < 0) place = EvictBeside(residency, bytes, window);
+      if (place >= 0) residency.Move(treasure, place);
+    }
+  }
+
+  // The lowest free place outside a range; -1 for none.
+  static int64_t FreeBeside(const BlockList& blocks, int64_t bytes, Range range) {
+    const int64_t range_end = range.offset + range.bytes;
+    for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) {
+      if (!blocks[b].is_free()) continue;
+      const int64_t begin = blocks[b].offset;
+      const int64_t end = begin + blocks[b].bytes;
+      if (std::min(end, range.offset) - begin >= bytes) return begin;
+      if (end - std::max(begin, range_end) >= bytes) return std::max(begin, range_end);
+    }
+    return -1;
+  }
+
+  // Makes such a place of what is cheap.
+  int64_t EvictBeside(Residency& residency, int64_t bytes, Range range) {
+    const BlockList& blocks = residency.blocks();
+    beside_.Begin(bytes, Side::kLeft);
+    for (BlockId b = blocks.first(); b != kNone; b = blocks[b].next) {
+      const Block& block = blocks[b];
+      if (block.offset < range.offset + range.bytes && block.offset + block.bytes > range.offset) {
+        beside_.Barrier();
+      } else if (block.is_free()) {
+        beside_.Push(b, block.bytes, 0, true);
+      } else if (block.holder >= 0 && residency.IsEvictableNow(block.holder) &&
+                 !residency.IsTreasured(block.holder)) {
+        beside_.Push(b, block.bytes, ToFixed(residency.Score(block.holder)), false);
+      } else {
+        beside_.Barrier();
+      }
+    }
+    const std::optional<Window> window = beside_.Best();
+    if (!window) return -1;
+    const int64_t begin = blocks[window->first].offset;
+    EvictRange(residency, begin, blocks[window->last].offset + blocks[window->last].bytes);
+    return begin;
+  }
+
   static constexpr int32_t kMostSearched = 4096;
   static constexpr int32_t kSamples = 64;  // of neighbours: windows lie in one
   static constexpr int32_t kSampleBlocks = 32;
@@ -119,6 +185,8 @@ class SlidingWindowEvictor final : public Evictor {
   // Kept for their memory.
   WindowSearch search_;
   LazyWindowSearch lazy_;
+  WindowSearch beside_;
+  std::vector<StorageId> treasures_;  // of MoveTreasures
 };
 
 // DTR and DTE: the single storage with the least score, again and again. O(blocks) an eviction.

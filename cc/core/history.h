@@ -77,6 +77,8 @@ class History {
   // Whether anything is recorded.
   [[nodiscard]] bool empty() const { return record_.what.empty(); }
   [[nodiscard]] const CallRecord& record() const { return record_; }
+  // Whether the call does what is recorded, so far.
+  [[nodiscard]] bool follows() const { return follows_; }
   // Whether the last call gave up.
   [[nodiscard]] bool gave_up() const { return gave_up_; }
   // Calls in a row that did what the one before did, to the end.

@@ -119,6 +119,21 @@ BlockId Residency::Evict(StorageId id) {
   return free_block;
 }
 
+void Residency::Move(StorageId id, int64_t offset) {
+  Storage& storage = graph_.MutableStorage(id);
+  const BlockId block = TakeAt(offset, blocks_[storage.block].bytes, id);
+  Check(block != kNone, "what is moved goes where nothing lies");
+  blocks_.Free(storage.block);
+  storage.block = block;
+  UpdateUse();
+  Emit({.kind = ActionKind::kMove,
+        .id = id,
+        .first_placement = static_cast<int32_t>(placements.size()),
+        .placement_count = 1});
+  placements.push_back({.storage = id, .offset = offset});
+  SyncMarks();
+}
+
 void Residency::Discard(StorageId id) {
   MakeEvicted(id);
   freed.push_back(id);

@@ -66,13 +66,20 @@ class Residency {
   }
   // What evicting a resident storage costs, by the policy and what it is worth to the front end.
   // Never not-a-number. Inline: the window search asks it of every block.
-  [[nodiscard]] double Score(StorageId id) const { return upcoming_.Worth(id) * PolicyScore(id); }
+  [[nodiscard]] double Score(StorageId id) const {
+    return IsTreasured(id) ? TreasureScore(id) : upcoming_.Worth(id) * PolicyScore(id);
+  }
+  // Held, and said to be out of proportion to make again.
+  [[nodiscard]] bool IsTreasured(StorageId id) const {
+    return upcoming_.IsTreasured(id) && graph_.storage(id).refs > 0;
+  }
   [[nodiscard]] double PolicyScore(StorageId id) const {
     return PolicyScore(id, [&] { return ProjectedCost(id); });
   }
   // Not above its score, which is that if it is not dear: what is evicted around it is not looked
   // at. (All steps from a cost to a score are monotone.)
   [[nodiscard]] double ScoreAtLeast(StorageId id) const {
+    if (IsTreasured(id)) return TreasureScore(id);
     return upcoming_.Worth(id) * PolicyScore(id, [&] { return graph_.storage(id).cost_seconds; });
   }
   // Its projected cost takes a walk; at all; for this storage.
@@ -80,7 +87,7 @@ class Residency {
     return neighborhood_.mode() != NeighborhoodMode::kUnionFind;
   }
   [[nodiscard]] bool IsScoreDear(StorageId id) const {
-    return ScoresAreDear() && graph_.storage(id).evicted_neighbors > 0;
+    return ScoresAreDear() && graph_.storage(id).evicted_neighbors > 0 && !IsTreasured(id);
   }
   template <typename Cost>
   [[nodiscard]] double PolicyScore(StorageId id, Cost cost) const {
@@ -144,6 +151,8 @@ class Residency {
   void Reserve(BlockId free_block, int64_t bytes);
   // Drops the memory of an evictable storage; returns the free block that contains its block.
   BlockId Evict(StorageId id);
+  // Takes a resident storage to a free part of the pool.
+  void Move(StorageId id, int64_t offset);
   // Drops it as nobody's victim: listed in freed, not counted as an eviction.
   void Discard(StorageId id);
   void CountAdopted(int64_t bytes, Side side);
@@ -180,6 +189,7 @@ class Residency {
   void SetNow(double program_seconds) { upcoming_.SetNow(program_seconds); }
   void SetNextRead(StorageId id, double at_seconds) { upcoming_.SetNextRead(id, at_seconds); }
   void SetWorth(StorageId id, double factor) { upcoming_.SetWorth(id, factor); }
+  void Treasure(StorageId id) { upcoming_.Treasure(id); }
   void ForgetFuture() { upcoming_.Clear(); }
 
   [[nodiscard]] int32_t pins(StorageId id) const { return holds_[static_cast<size_t>(id)].pins; }
@@ -237,6 +247,10 @@ class Residency {
     double read_at_seconds = 0;  // while protects > 0: pending_seconds up to its next reader
   };
 
+  // Above the scores of all else; the less has to be copied, the better.
+  [[nodiscard]] double TreasureScore(StorageId id) const {
+    return 1e6 + 1e3 * static_cast<double>(graph_.storage(id).bytes);
+  }
   [[nodiscard]] Hold& HoldOf(StorageId id) { return holds_[static_cast<size_t>(id)]; }
   void UpdateUse();
   void Emit(const Action& action) { actions.push_back(action); }

@@ -85,6 +85,13 @@ struct EngineOptions {
   // The same for those that were tried, also where what they were for failed and they were undone:
   // a bound on how long the engine may take. 0: any number.
   int64_t max_tried_recomputations = 0;
+  // A request fails that would recompute more than this many times as many operations as have run
+  // (and kRecomputeAllowance besides); kRecomputeTries times as many may be tried. 0: any number.
+  double max_recompute = 0;
+  static constexpr int64_t kRecomputeAllowance = 1024;
+  static constexpr int64_t kRecomputeTries = 6;  // one for each attempt at an operation
+  // The executor can copy within the pool: what is treasured is moved out of the way of a window.
+  bool may_move = false;
 };
 
 // At which end of the pool to look for room, where the front end knows better than the policy.
@@ -114,13 +121,14 @@ enum class ActionKind : uint8_t {
   kEvict = 0,  // drop the memory of storage `id`; it may come back
   kRun = 1,    // run operation `id` with its outputs at the placements
   kDrop = 2,   // drop the memory of storage `id`; it is dead
+  kMove = 3,   // copy storage `id` to the offset of its placement, where nothing lies
 };
 
 struct Action {
   ActionKind kind = ActionKind::kEvict;
   int32_t id = kNone;
   bool recompute = false;       // kRun: the operation has run before
-  int32_t first_placement = 0;  // kRun: into placements(), in output order
+  int32_t first_placement = 0;  // kRun, kMove: into placements(), in output order
   int32_t placement_count = 0;
   friend bool operator==(const Action&, const Action&) = default;
 };
@@ -129,6 +137,7 @@ enum class FailureReason : uint8_t {
   kNoFailure,
   kNoSpace,    // no run of free and evictable blocks is large enough
   kThrashing,  // recomputation did not come to an end within its bound
+  kLimit,      // more would be recomputed than EngineOptions::max_recompute allows
 };
 
 // Why the last failed request failed, measured when it did (before the roll-back).

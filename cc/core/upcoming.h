@@ -6,6 +6,7 @@
 // storage is multiplied by its worth, 1 if nothing was said: what a search over plans varies.
 // Invariant: what is said holds until something else is said; of a new storage nothing was said.
 // (Dead ones keep it, so that a transaction that is undone has nothing to restore.)
+// What is treasured is not of the future: it stays so when that is taken back.
 // Thread rule: one thread at a time. Complexity: O(1).
 // Source: ours. The paper's policies know no future and take staleness for it.
 #ifndef COOP_CORE_UPCOMING_H_
@@ -37,6 +38,7 @@ class Upcoming {
     const auto index = static_cast<size_t>(storage);
     if (index < at_seconds_.size()) at_seconds_[index] = kUnknown;
     if (index < worth_.size()) worth_[index] = 1;
+    if (index < treasured_.size()) treasured_[index] = 0;
   }
   // Of all storages: nothing was said.
   void Clear() {
@@ -53,6 +55,15 @@ class Upcoming {
     const auto index = static_cast<size_t>(storage);
     return index < worth_.size() ? worth_[index] : 1;
   }
+  void Treasure(StorageId storage) {
+    const auto index = static_cast<size_t>(storage);
+    if (index >= treasured_.size()) treasured_.resize(index + 1, 0);
+    treasured_[index] = 1;
+  }
+  [[nodiscard]] bool IsTreasured(StorageId storage) const {
+    const auto index = static_cast<size_t>(storage);
+    return index < treasured_.size() && treasured_[index] != 0;
+  }
   // Until it is read next, of the program's time; kUnknown if nothing was said.
   [[nodiscard]] double SecondsUntilRead(StorageId storage) const {
     const auto index = static_cast<size_t>(storage);
@@ -65,6 +76,7 @@ class Upcoming {
   [[nodiscard]] uint64_t Fingerprint(uint64_t hash) const {
     for (const double at : at_seconds_) hash = HashValues(hash, Bits(at));
     for (const double factor : worth_) hash = HashValues(hash, Bits(factor));
+    for (const uint8_t treasured : treasured_) hash = HashValues(hash, uint64_t{treasured});
     return HashValues(hash, Bits(now_seconds_));
   }
 
@@ -72,6 +84,7 @@ class Upcoming {
   double now_seconds_ = 0;
   std::vector<double> at_seconds_;  // by storage
   std::vector<double> worth_;       // by storage; short, or empty, where nothing was said
+  std::vector<uint8_t> treasured_;  // likewise
 };
 
 }  // namespace coop

@@ -18,6 +18,8 @@ const char* ReasonName(FailureReason reason) {
       return "no_space";
     case FailureReason::kThrashing:
       return "thrashing";
+    case FailureReason::kLimit:
+      return "limit";
     case FailureReason::kNoFailure:
       break;
   }

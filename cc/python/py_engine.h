@@ -32,6 +32,8 @@ class PyEngine {
   PyEngine(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
            double expensive_seconds_per_byte, bool timed, bool costs_from_first_search = false);
 
+  explicit PyEngine(const EngineOptions& options) : engine_(options) {}
+
   [[nodiscard]] Engine& engine() { return engine_; }
   [[nodiscard]] const Engine& engine() const { return engine_; }
 

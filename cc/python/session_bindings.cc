@@ -133,11 +133,11 @@ void BindSession(nb::module_& module) {
                                     "An engine and what a session holds; runs operations.",
                                     nb::type_slots(slots.data()))
       .def(nb::init<int64_t, int64_t, const Policy&, double, nb::object, nb::object, nb::object,
-                    nb::tuple, nb::object, nb::object, bool, bool>(),
+                    nb::tuple, nb::object, nb::object, bool, bool, double>(),
            nb::arg("capacity_bytes"), nb::arg("alignment_bytes"), nb::arg("policy"),
            nb::arg("expensive_seconds_per_byte"), nb::arg("pool"), nb::arg("cells"),
            nb::arg("load"), nb::arg("load_arguments"), nb::arg("operand_key"), nb::arg("prepared"),
-           nb::arg("fast"), nb::arg("roomy"))
+           nb::arg("fast"), nb::arg("roomy"), nb::arg("max_recompute"))
       .def("run", &SessionCore::Run, nb::arg("session"), nb::arg("prepared"), nb::arg("operands"))
       .def("bring", &SessionCore::Bring, nb::arg("session"), nb::arg("storage"))
       .def("reserve_room", &SessionCore::ReserveRoom, nb::arg("session"), nb::arg("nbytes"))
@@ -167,6 +167,10 @@ void BindSession(nb::module_& module) {
       .def_rw("reserved_bytes", &SessionCore::reserved_bytes)
       .def_ro("compute_seconds", &SessionCore::compute_seconds)
       .def_ro("recompute_seconds", &SessionCore::recompute_seconds)
+      .def_rw("treasures", &SessionCore::treasures)
+      .def(
+          "treasure", [](SessionCore& self, StorageId storage) { self.engine().Treasure(storage); },
+          nb::arg("storage"))
       .def(
           "interrupt_by",
           [](SessionCore& self, Interrupts& interrupts) { self.interrupts = &interrupts; },

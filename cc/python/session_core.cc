@@ -26,8 +26,15 @@ bool IsScalarArray(nb::handle x, nb::handle ndarray) {
 SessionCore::SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
                          double expensive_seconds_per_byte, nb::object pool, nb::object cells,
                          nb::object load, nb::tuple load_arguments, nb::object operand_key,
-                         nb::object prepared, bool fast, bool roomy)
-    : PyEngine(capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte, true, roomy),
+                         nb::object prepared, bool fast, bool roomy, double max_recompute)
+    : PyEngine({.capacity_bytes = capacity_bytes,
+                .alignment_bytes = alignment_bytes,
+                .policy = policy,
+                .expensive_seconds_per_byte = expensive_seconds_per_byte,
+                .timer = &SteadySeconds,
+                .costs_from_first_search = roomy,
+                .max_recompute = max_recompute,
+                .may_move = true}),
       pool_(std::move(pool)),
       cells_owner_(std::move(cells)),
       cells_(nb::cast<SlotCells&>(cells_owner_)),
@@ -158,6 +165,10 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   const OperationId operation =
       engine().AddOperation(inputs_, specs_, prepared.cost_seconds, prepared.recomputable);
   engine().OutputsOf(operation, &outputs_);
+  // What is recorded was planned without.
+  if (treasures && (history_ == nullptr || !history_->follows())) {
+    for (const StorageId output : outputs_) engine().Treasure(output);
+  }
   if (history_ != nullptr) {
     history_->Added(&engine(), what, inputs_, outputs_, specs_, prepared.cost_seconds,
                     prepared.recomputable);
@@ -234,6 +245,8 @@ void SessionCore::CarryOut(nb::handle session) {
       if (action.kind == ActionKind::kRun) {
         Launch(session, *recipes_[static_cast<size_t>(action.id)],
                placements_.data() + action.first_placement, action.recompute);
+      } else if (action.kind == ActionKind::kMove) {
+        Move(session, action.id, placements_[static_cast<size_t>(action.first_placement)].offset);
       } else {
         Drop(action.id);
       }

@@ -81,11 +81,11 @@ class SessionCore : public PyEngine {
   // `load`: called with a capsule and `load_arguments`, imports it. `operand_key`: a hashable of an
   // operand that is no Value. `prepared`: the device's PreparedOperations. `fast`: whether launches
   // may bypass the session. `roomy`: whether nothing is expected to be evicted. `cells`: a
-  // SlotCells of the pool.
+  // SlotCells of the pool. `max_recompute`: see EngineOptions.
   SessionCore(int64_t capacity_bytes, int64_t alignment_bytes, const Policy& policy,
               double expensive_seconds_per_byte, nanobind::object pool, nanobind::object cells,
               nanobind::object load, nanobind::tuple load_arguments, nanobind::object operand_key,
-              nanobind::object prepared, bool fast, bool roomy);
+              nanobind::object prepared, bool fast, bool roomy, double max_recompute);
 
   // --- Running ---
 
@@ -138,6 +138,7 @@ class SessionCore : public PyEngine {
   int64_t reserved_bytes = 0;   // of the pool, for what is outside it and workspace
   double compute_seconds = 0;   // of launches that bypassed the session
   double recompute_seconds = 0;
+  bool treasures = false;  // whether results are treasured, see Engine::Treasure
   // Checked before each operation until a donated array is gone, which they are told. Their owner
   // outlives the session.
   Interrupts* interrupts = nullptr;
@@ -221,6 +222,8 @@ class SessionCore : public PyEngine {
   // Of arguments_, which begin with empty places for the slots, and are emptied.
   nanobind::object LaunchFast(const Prepared& prepared, const CompiledCall& call,
                               const Placement* placements, bool recompute);
+  // Copies what is held of a storage to another place.
+  void Move(nanobind::handle session, StorageId storage, int64_t offset);
   // An array to be donated to what writes there.
   nanobind::object SlotAt(int64_t offset, int32_t key, nanobind::handle spec);
   // An array in the shape and dtype of `key` over the memory of another.

@@ -118,6 +118,18 @@ void SessionCore::NoteConsumed() {
   if (interrupts != nullptr) interrupts->consumed = true;
 }
 
+void SessionCore::Move(nb::handle session, StorageId storage, int64_t offset) {
+  if (!Holds(storage)) throw std::logic_error("invariant: what is moved is held");
+  const int32_t key = held_[static_cast<size_t>(storage)].key;
+  nb::object moved =
+      session.attr("_on_move")(held_[static_cast<size_t>(storage)].array, key, offset);
+  if (held_[static_cast<size_t>(storage)].viewed) DropViews(storage);
+  Held& held = held_[static_cast<size_t>(storage)];
+  Keep(&held.array, held.key, held.place);
+  held.viewed = false;
+  Put(storage, std::move(moved), key, offset);
+}
+
 void SessionCore::Overwrite(StorageId storage, int64_t offset) {
   if (donated_.erase(storage) != 0) {  // the array is gone already
     NoteConsumed();

@@ -17,6 +17,9 @@ from coop_jax._src.options import shown
 
 Budget = int | float | str | None
 
+# A call that runs as it goes may recompute so many times as many operations as it runs.
+MAX_RECOMPUTE = 4.0
+
 _UNITS = {
     "b": 1,
     "kb": 10**3,
@@ -127,3 +130,19 @@ def workspace_bytes(workspace: int | str | None) -> int:
     kept = check_budget(workspace, fraction_allowed=False, name="workspace")
     assert isinstance(kept, int)
     return kept
+
+
+def check_max_recompute(limit: float | None) -> float | None:
+    """A limit of recomputation: a positive number, or None for none.
+
+    Raises:
+      TypeError: it is no number.
+      ValueError: it is not positive, or not finite.
+    """
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+        raise TypeError(f"max_recompute must be a number or None, got {type(limit).__name__}")
+    if not 0 < limit < math.inf:
+        raise ValueError("max_recompute must be positive and finite; None is no limit")
+    return float(limit)

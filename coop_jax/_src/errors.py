@@ -32,6 +32,9 @@ class BudgetReport:
       largest_pinned: the largest of what must be in memory at that moment, with their bytes, where
         the program is known.
       donatable: whether an argument that is not donated could be, in favour of a result.
+      at_limit: more would be recomputed than `Runtime(max_recompute=)` allows; then also thrashing.
+      enough_bytes: a budget for all that the call held at that moment, evicted or not, where it is
+        more than there was; None for programs that are planned ahead.
     """
 
     requested_bytes: int
@@ -48,6 +51,8 @@ class BudgetReport:
     unbudgeted_peak_bytes: int | None = None
     largest_pinned: tuple[tuple[str, int], ...] = ()
     donatable: bool = False
+    at_limit: bool = False
+    enough_bytes: int | None = None
 
 
 class BudgetExceededError(MemoryError):
@@ -82,12 +87,19 @@ def _describe(report: BudgetReport) -> str:
         ("largest window that could be evicted", report.largest_window_bytes),
     ]
     reason = (
-        "cannot bring back what it reads without evicting it again"
+        "takes more recomputation than the runtime's max_recompute allows"
+        if report.at_limit
+        else "cannot bring back what it reads without evicting it again"
         if report.thrashing
         else "needs memory that no eviction can free"
     )
     lines = [f"the budget does not suffice: {report.operation}{where} {reason}."]
     lines += [f"  {name}: {format_bytes(count)} ({count} bytes)" for name, count in rows]
+    if report.enough_bytes is not None:
+        enough = report.enough_bytes
+        lines.append(
+            f"  enough to recompute nothing so far: {format_bytes(enough)} ({enough} bytes)"
+        )
     peak = report.unbudgeted_peak_bytes
     if peak:
         share = report.budget_bytes / peak

@@ -101,6 +101,16 @@ class PoolMemory:
 
         Where they can be, they are copied as they are: XLA would compile a copy for each shape.
         """
+        self.copy(offset, spec, value)
+        return self.lend(offset, spec)
+
+    def moved(self, offset: int, spec: _core.SlotSpec, value: jax.Array) -> jax.Array:
+        """As `copied`, for the running call."""
+        self.copy(offset, spec, value)
+        return self.view(offset, spec)
+
+    def copy(self, offset: int, spec: _core.SlotSpec, value: jax.Array) -> None:
+        """Writes the contents of an array to a place that is free."""
         if self.device.platform == "cpu" and arrays.lies_as(value, spec.nbytes):
             arrays.wait(value)
             self.pool.write(offset, arrays.address_of(value), spec.nbytes)
@@ -108,7 +118,6 @@ class PoolMemory:
             moved = kernels.copy_into(self.slot(offset, spec), value)
             if arrays.address_of(moved) != self.pool.base + offset:
                 raise RuntimeError("invariant: a copy into a slot lies in the slot")
-        return self.lend(offset, spec)
 
     def lent(self, value: jax.Array, aval: Any) -> jax.Array:
         """The array to give to the user for one of the running call's."""

@@ -101,12 +101,16 @@ def of_a_session(policy: Policy) -> Policy:
     """What operations run by that come as they are called, of which nothing is known.
 
     Keeping what evicted values are made from pays, but where memory is tightest it can be too much.
-    A plan is then made again without it; there is one try here. Of a policy that looks ahead the
-    projected cost stays what it is: components of the union-find, which never come apart, cost too
-    little where operations are replayed again and again.
+    A plan is then made again without it; there is one try here.
+
+    The projected cost counts what bringing a value back would run, and nothing else. A session has
+    recipes of far more than will ever be read again: values that the program let go of, residuals
+    that JAX refers to until its backward pass ends. Components of the union-find, which never come
+    apart, join them all, and the exact neighbourhood counts them as descendants; both grow until
+    what is dear and what is cheap cost the same.
     """
     session = without_keeping(where_nothing_is_known(policy))
-    return _with(session, neighborhood=policy.neighborhood) if looks_ahead(policy) else session
+    return _with(session, neighborhood="ancestors") if session.heuristic == "coop" else session
 
 
 def _with(policy: Policy, **changed: Any) -> Policy:

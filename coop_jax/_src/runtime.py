@@ -97,9 +97,12 @@ class Runtime:
       progress: whether to show how far compiling and planning are where they take long. None to do
         what the environment variable COOP_JAX_PROGRESS says, or to show it on terminals and in
         notebooks.
+      max_recompute: a call that runs operations as they come (`remat_eager`, `run` of a program
+        that branches on values) is refused once it has run more than this many times as many
+        operations again as it has run at all, and 1024 besides; None for no limit.
 
     Raises:
-      TypeError, ValueError: a budget, policy or workspace that makes no sense.
+      TypeError, ValueError: a budget, policy, limit or workspace that makes no sense.
 
     Example:
       >>> import coop_jax, jax.numpy as jnp
@@ -118,6 +121,7 @@ class Runtime:
         workspace: int | str | None = None,
         verify: bool | None = None,
         progress: bool | None = None,
+        max_recompute: float | None = budgets.MAX_RECOMPUTE,
     ):
         checked = budgets.check_budget(budget, fraction_allowed=False)
         assert checked is None or isinstance(checked, int)
@@ -131,6 +135,7 @@ class Runtime:
         options.check_device(device)
         self._workspace_bytes = budgets.workspace_bytes(workspace)
         self._device = device if device is not None else contexts.default_device()
+        self.max_recompute = budgets.check_max_recompute(max_recompute)
         self._cache = kernels.cache_for(self._device)
         self._compilations_before = self._cache.compilations
         self._settings = PlanSettings(
@@ -277,11 +282,13 @@ class Runtime:
                 operation=operation,
                 source=source,
                 smallest_budget_bytes=smallest_budget_bytes,
-                thrashing=failure["reason"] == "thrashing",
+                thrashing=failure["reason"] in ("thrashing", "limit"),
                 fused=fused,
                 unbudgeted_peak_bytes=unbudgeted_peak_bytes,
                 largest_pinned=largest_pinned,
                 donatable=donatable,
+                at_limit=failure["reason"] == "limit",
+                enough_bytes=failure.get("enough_bytes"),
             )
         )
 

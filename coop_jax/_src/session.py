@@ -38,6 +38,8 @@ from coop_jax._src.runtime import Runtime
 from coop_jax._src.stacks import Stack
 from coop_jax._src.values import Value, aval_of_key, operand_key
 
+_LARGEST_ALIGNMENT = 256  # of blocks, on any device
+
 
 class Session:
     """Executes operations at once in the pool of a runtime. Used for one call, then closed."""
@@ -85,6 +87,7 @@ class Session:
             and self._verifier is None
             and not arrays.looks_for_nans(),
             runtime.budget_bytes is None,
+            0.0 if settings.policy.evict_always else runtime.max_recompute or 0.0,
         )
         core = self._core
         if interrupts is not None:
@@ -173,6 +176,11 @@ class Session:
         """The value is most likely not read again: its memory goes, its recipe stays."""
         self._core.hint(value.storage)
 
+    def treasure_results(self, treasures: bool) -> bool:
+        """Whether results from now on are out of proportion to make again; what it was before."""
+        before, self._core.treasures = self._core.treasures, treasures
+        return before
+
     # --- Running ---
 
     def apply(self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -242,14 +250,35 @@ class Session:
         core.reset_peak()  # what the reservation evicted was not beside this workspace
 
     def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None:
+        if failure["reason"] in ("thrashing", "limit"):
+            failure["enough_bytes"] = self._enough_bytes(failure["requested_bytes"])
         if prepared is None:
             raise self._runtime.exceeded(failure, "reading a value")
         source = jaxprs.source_of(jaxprs.current_source())
         raise self._runtime.exceeded(failure, f"operation '{prepared.kernel.label}'", source)
 
+    def _enough_bytes(self, requested_bytes: int) -> int | None:
+        """A budget for all that is held now, whether it is there or not, and one request.
+
+        None where that is less than there is: what was needed at once is not held any more.
+        """
+        core, held, seen, storage = self._core, 0, 0, 0
+        while seen < core.live_storages:
+            state = core.state_of(storage)
+            seen += state != "dead"
+            if state in ("resident", "evicted") and core.refs_of(storage) > 0:
+                held += _rounded(core.bytes_of(storage))
+            storage += 1
+        enough = held + _rounded(requested_bytes) + core.workspace_bytes
+        return enough if enough > self._runtime.capacity_bytes() else None
+
     def _on_in_place(self, prepared: Prepared, operand: int) -> Executable:
         """The form of an operation that writes its result over an operand."""
         return self._preparer.in_place(prepared, operand)
+
+    def _on_move(self, array: jax.Array, key: int, offset: int) -> jax.Array:
+        """The array at another place of the pool, where nothing lies."""
+        return self._memory.moved(offset, self._memory.spec(aval_of_key(key)), array)
 
     def _on_launch(
         self,
@@ -357,3 +386,7 @@ class Session:
             outside_bytes=core.peak_outside_bytes,
             workspace_bytes=core.workspace_bytes,
         )
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _LARGEST_ALIGNMENT) * _LARGEST_ALIGNMENT

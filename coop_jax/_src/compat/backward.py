@@ -13,6 +13,9 @@ Cotangents go as they are consumed, but for one leak: the locals of JAX's loop k
 last equation with an ordinary rule while equations with a "fancy" rule follow. A release equation
 has an ordinary rule that gives none, so one is put wherever the walk turns to fancy rules.
 
+What the walk makes depends on all that it has made so far, and on the forward pass besides: to make
+a cotangent again is to go the way again. So the session is told to treasure it.
+
 Invariants:
 - Only a hint: a function returned by `jax.vjp` may be called again, the session recovers the value.
 - Only residuals that nobody but JAX's machinery refers to. Their reference count is compared with
@@ -70,6 +73,13 @@ def _backward_pass(
     if type(core.trace_ctx.trace) is EagerTrace:
         counts = _reference_counts(consts, primals_in)
         jaxpr = _with_releases(jaxpr, consts, primals_in, counts)
+        session = core.trace_ctx.trace.session
+        if session is not None:
+            before = session.treasure_results(True)
+            try:
+                return _jax_backward_pass(jaxpr, transform_stack, consts, primals_in, cotangents_in)
+            finally:
+                session.treasure_results(before)
     return _jax_backward_pass(jaxpr, transform_stack, consts, primals_in, cotangents_in)
 
 
@@ -186,6 +196,9 @@ class _ShapesOnly:
 
     def release_hint(self, value: Any) -> None:
         pass
+
+    def treasure_results(self, treasures: bool) -> bool:
+        return treasures
 
 
 def _measure_machinery_references() -> int:

@@ -83,6 +83,10 @@ class Session(Protocol):
         """Nothing is likely to read this again: its memory may go. It must stay recoverable."""
         ...
 
+    def treasure_results(self, treasures: bool) -> bool:
+        """Whether results from now on take most of the program to make; what it was before."""
+        ...
+
 
 class EagerTrace(core.Trace):
     """Executes each primitive at once on `session`, until `close`."""
