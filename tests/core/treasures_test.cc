@@ -90,7 +90,9 @@ TEST(TreasuresTest, AMoveThatWasNotCarriedOutIsUndone) {
     const bool moves_done = done > 1;  // a goes, then the treasure moves there
     EXPECT_EQ(pool.engine.OffsetOf(pool.treasure), moves_done ? 0 : kBlock);
     pool.engine.Forget(operation);
-    if (done == 0) EXPECT_EQ(pool.engine.Fingerprint(), before);
+    if (done == 0) {
+      EXPECT_EQ(pool.engine.Fingerprint(), before);
+    }
   }
 }
 
