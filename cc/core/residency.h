@@ -249,7 +249,7 @@ class Residency {
 
   // Above the scores of all else; the less has to be copied, the better.
   [[nodiscard]] double TreasureScore(StorageId id) const {
-    return 1e6 + 1e3 * static_cast<double>(graph_.storage(id).bytes);
+    return 1e10 + 1e3 * static_cast<double>(graph_.storage(id).bytes);
   }
   [[nodiscard]] Hold& HoldOf(StorageId id) { return holds_[static_cast<size_t>(id)]; }
   void UpdateUse();
