@@ -130,7 +130,7 @@ def _most_alive(program: Program) -> int:
 
 
 @pytest.mark.unless_forced("no segments are made then")
-@pytest.mark.parametrize("name", ["cnn", "mlp", pytest.param("gpt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("gpt", marks=pytest.mark.slow)])
 def test_training_works_in_what_it_gives_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     training = getattr(models, name)()
     got, step = trained(training, 9, budget=0.6)

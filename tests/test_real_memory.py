@@ -117,3 +117,118 @@ def test_resident_memory_grows_by_no_more_than_the_budget(front_end: str, tmp_pa
     assert found["budgeted"] <= 0.65 * found["unbudgeted"], found
     # The step without a budget does take what the books say.
     assert found["unbudgeted"] >= 0.9 * found["need"], found
+
+
+# Programs of which XLA's libraries, or loops, take what XLA does not tell of.
+_KINDS = """
+import ctypes, gc, json, sys
+import coop_jax, jax, jax.numpy as jnp
+from jax import lax
+
+MIB = 2 ** 20
+front_end, size, *names = sys.argv[1:]
+size = int(size)
+
+def status(field):
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))
+
+def conv(a, w):
+    return lax.conv_general_dilated(
+        a, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+def trained(model):
+    def step(params, x):
+        loss, grads = jax.value_and_grad(lambda p: (model(p, x) ** 2).mean())(params)
+        return [p - 0.01 * g for p, g in zip(params, grads)], loss
+    return step
+
+def mlp(params, x):
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return x
+
+def cnn(params, x):
+    for w in params:
+        x = jax.nn.relu(conv(x, w))
+    return x
+
+def scan(params, x):
+    return lax.scan(lambda c, _: (jnp.tanh(c @ params[0]), c.sum()), x, None, length=4)[0]
+
+def loop(params, x):
+    body = lambda c: (c[0] + 1, jnp.tanh(c[1] @ params[0]))
+    return params, lax.while_loop(lambda c: c[0] < 4, body, (0, x))[1]
+
+n = size * MIB // 4
+flat = jnp.linspace(0, 1, n)
+rows = flat.reshape(-1, 256)
+square = jnp.full((256, 256), 0.01)
+PROGRAMS = {
+    "mlp": (trained(mlp), [square] * 4, rows),
+    "cnn": (trained(cnn), [jnp.full((3, 3, 16, 16), 0.02)] * 3, flat.reshape(-1, 32, 32, 16)),
+    "scan": (trained(scan), [square], rows),
+    "while": (loop, [square], rows),
+    "sort": (lambda p, x: (p, jnp.sort(x) * 2), [square], flat),
+    "fft": (lambda p, x: (p, jnp.fft.rfft(x)), [square], flat),
+    "scatter": (lambda p, x: (p, jnp.zeros_like(x).at[jnp.argsort(x)].add(x)), [square], flat),
+    "cumsum": (lambda p, x: (p, jnp.cumsum(x)), [square], flat),
+    "svd": (lambda p, x: (p, jnp.linalg.svd(x)[1]), [square], rows[:256 * size // 8]),
+}
+
+def train(budget, name, calls=2 if front_end == "remat_eager" else 8):
+    step, params, x = PROGRAMS[name]
+    front = coop_jax.remat_eager if front_end == "remat_eager" else coop_jax.run
+    budgeted = front(step, budget=budget)
+    for _ in range(calls):
+        params, _ = budgeted(params, x)
+    jax.block_until_ready(params)
+    stats = budgeted.runtime.stats()
+    del params
+    budgeted.runtime.close()
+    return stats
+
+found = {}
+for name in names:
+    peak = train(None, name).peak_bytes
+    budget = peak + peak // 16  # what is cut into pieces takes a little more
+    train(budget, name)  # all is compiled
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")
+    # What is given is there before, and counted by the budget.
+    before = status("VmRSS") - sum(a.nbytes for a in jax.tree.leaves(PROGRAMS[name][1:]))
+    train(budget, name)
+    found[name] = budget, status("VmHWM") - before
+print(json.dumps(found))
+"""
+
+_NAMES = ["mlp", "cnn", "scan", "while", "sort", "fft", "scatter", "cumsum", "svd"]
+
+
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak counter cannot be reset here"
+)
+@pytest.mark.parametrize("size_mib", [8, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("front_end", ["run", "segments", "remat_eager"])
+def test_what_libraries_and_loops_take_is_counted(
+    front_end: str, size_mib: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "kinds.py"
+    script.write_text(_KINDS)
+    segments = "1" if front_end == "segments" else "0"
+    result = subprocess.run(
+        [sys.executable, str(script), front_end, str(size_mib), *_NAMES],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "COOP_JAX_SEGMENTS": segments},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    found = json.loads(result.stdout)
+    for name, (budget, grown) in found.items():  # pytest -s shows the table
+        print(f"{front_end:12} {size_mib:3} MiB {name:8} {budget / MIB:7.1f} {grown / MIB:7.1f}")
+    assert sorted(found) == sorted(_NAMES)
+    assert not {n: pair for n, pair in found.items() if pair[1] > pair[0] + 32 * MIB}

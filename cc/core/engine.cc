@@ -89,6 +89,12 @@ bool Engine::Reserve(int64_t bytes) {
   return done;
 }
 
+void Engine::Unreserve() {
+  impl_->memory.Commit();
+  impl_->memory.Unreserve();
+  AfterMutation(*this);
+}
+
 std::vector<Range> Engine::ReservedBlocks() const {
   const BlockList& blocks = impl_->memory.blocks();
   std::vector<Range> reserved;

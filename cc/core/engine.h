@@ -73,6 +73,8 @@ class Engine {
   // Keeps blocks of together at least `bytes` from everybody, at the right end where possible,
   // evicting if it must, several where one does not fit. Grows only. A transaction.
   [[nodiscard]] bool Reserve(int64_t bytes);
+  // Gives all of them back.
+  void Unreserve();
   [[nodiscard]] std::vector<Range> ReservedBlocks() const;  // in address order
 
   // --- Operations ---

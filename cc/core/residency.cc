@@ -74,6 +74,7 @@ void Residency::UpdateUse() {
   stats.peak_in_use_bytes =
       std::max(stats.peak_in_use_bytes, stats.in_use_bytes + stats.outside_bytes);
   stats.peak_outside_bytes = std::max(stats.peak_outside_bytes, stats.outside_bytes);
+  stats.peak_pool_bytes = std::max(stats.peak_pool_bytes, stats.in_use_bytes);
 }
 
 BlockId Residency::Take(BlockId free_block, int64_t bytes, Side side, int32_t holder) {
@@ -96,6 +97,16 @@ void Residency::FreeScratch(BlockId block) {
 void Residency::Reserve(BlockId free_block, int64_t bytes) {
   blocks_.Take(free_block, bytes, Side::kRight, kReservedBlock);
   scalars_.stats.reserved_bytes += bytes;
+  UpdateUse();
+}
+
+void Residency::Unreserve() {
+  BlockId block = blocks_.first();
+  while (block != kNone) {
+    if (blocks_[block].holder == kReservedBlock) block = blocks_.Free(block);
+    block = blocks_[block].next;
+  }
+  scalars_.stats.reserved_bytes = 0;
   UpdateUse();
 }
 

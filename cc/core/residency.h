@@ -149,6 +149,7 @@ class Residency {
   BlockId TakeAt(int64_t offset, int64_t bytes, int32_t holder);
   void FreeScratch(BlockId block);
   void Reserve(BlockId free_block, int64_t bytes);
+  void Unreserve();
   // Drops the memory of an evictable storage; returns the free block that contains its block.
   BlockId Evict(StorageId id);
   // Takes a resident storage to a free part of the pool.
@@ -160,6 +161,7 @@ class Residency {
   void ResetPeak() {
     scalars_.stats.peak_in_use_bytes = scalars_.stats.in_use_bytes + scalars_.stats.outside_bytes;
     scalars_.stats.peak_outside_bytes = scalars_.stats.outside_bytes;
+    scalars_.stats.peak_pool_bytes = scalars_.stats.in_use_bytes;
   }
   // Before scores are asked for.
   void BeginSearch() { neighborhood_.Wake(); }

@@ -106,6 +106,7 @@ void Residency::Validate() const {
         "the peak is not below the present use");
   Check(stats.peak_outside_bytes >= stats.outside_bytes,
         "the peak outside the pool is not below the present one");
+  Check(stats.peak_pool_bytes >= stats.in_use_bytes, "nor is that inside");
   Check(unwanted_.empty(), "dead storages are collected at once");
 }
 
@@ -118,7 +119,7 @@ uint64_t Residency::Fingerprint() const {
                     Bits(s.recompute_seconds), s.searches, Bits(s.fragmentation_sum),
                     Bits(s.fragmentation_max), s.fragmentation_count, s.in_use_bytes,
                     s.outside_bytes, s.reserved_bytes, s.peak_in_use_bytes, s.peak_outside_bytes,
-                    Bits(scalars_.clock_seconds), scalars_.adopted_left_bytes,
+                    s.peak_pool_bytes, Bits(scalars_.clock_seconds), scalars_.adopted_left_bytes,
                     scalars_.adopted_right_bytes);
 }
 

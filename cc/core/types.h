@@ -170,6 +170,7 @@ struct Stats {
   int64_t reserved_bytes = 0;     // by Reserve
   int64_t peak_in_use_bytes = 0;  // greatest in_use_bytes + outside_bytes so far
   int64_t peak_outside_bytes = 0;
+  int64_t peak_pool_bytes = 0;  // greatest in_use_bytes so far
 };
 
 // A range of the pool.

@@ -58,6 +58,7 @@ nb::dict StatsDict(const Stats& stats) {
   dict["reserved_bytes"] = stats.reserved_bytes;
   dict["peak_in_use_bytes"] = stats.peak_in_use_bytes;
   dict["peak_outside_bytes"] = stats.peak_outside_bytes;
+  dict["peak_pool_bytes"] = stats.peak_pool_bytes;
   return dict;
 }
 

@@ -1,5 +1,6 @@
 #include "cc/python/session_core.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -174,6 +175,7 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
                     prepared.recomputable);
   }
   bool fits = false;
+  incoming_bytes_ = prepared.outside_bytes;
   try {
     fits = Ask([&] { return engine().Run(operation); });
   } catch (...) {
@@ -265,6 +267,7 @@ void SessionCore::Bring(nb::handle session, StorageId storage) {
   }
   if (Holds(storage)) return;
   CollectDead();
+  incoming_bytes_ = 0;
   if (!Ask([&] { return engine().Materialize(storage); })) {
     if (history_ != nullptr) history_->Break(&engine());
     session.attr("_on_no_space")(nb::none(), FailureDict(engine().failure()));
@@ -285,6 +288,17 @@ bool SessionCore::ReserveRoom(nb::handle session, int64_t bytes) {
   CarryOut(session);
   Drain();
   reserved_bytes = bytes;
+  return true;
+}
+
+bool SessionCore::GiveBackRoom() {
+  // What was beside the pool at its peak stays reserved: the peak is what a budget has to hold.
+  const int64_t needed =
+      std::max(peak_outside_bytes, outside_bytes + incoming_bytes_) + workspace_bytes;
+  if (roomy_ || reserved_bytes - needed < engine().options().alignment_bytes) return false;
+  engine().Unreserve();
+  if (!engine().Reserve(needed)) throw std::logic_error("invariant: there was more room before");
+  reserved_bytes = needed;
   return true;
 }
 

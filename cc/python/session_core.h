@@ -205,8 +205,11 @@ class SessionCore : public PyEngine {
   void MakeRoom(nanobind::handle session, Prepared::Form& form, int64_t incoming);
   // What the engine says to a request; without what was learned if that has no room.
   [[nodiscard]] bool Ask(const auto& request) {
-    return request() || (history_ != nullptr && history_->GiveUp(&engine()) && request());
+    return request() || (history_ != nullptr && history_->GiveUp(&engine()) && request()) ||
+           (GiveBackRoom() && request());
   }
+  // Room is reserved in steps: gives back what is not needed now; false where that is nothing.
+  bool GiveBackRoom();
   void Release(StorageId storage);
   // A Value for each output of the operation that was submitted.
   void AppendResults(const Prepared& prepared, nanobind::list* results);
@@ -259,6 +262,7 @@ class SessionCore : public PyEngine {
   std::vector<std::unique_ptr<Recipe>> spare_recipes_;  // empty, but for what their lists take
   std::unordered_map<StorageId, std::vector<View>> views_;
   std::unordered_set<StorageId> donated_;
+  int64_t incoming_bytes_ = 0;  // of the operation that is asked for: of its results outside
   // Reused by each Run; nothing that Run calls runs another operation of this session.
   std::vector<Ref> refs_;
   std::vector<StorageId> inputs_;

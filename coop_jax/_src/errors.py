@@ -24,7 +24,9 @@ class BudgetReport:
       largest_window_bytes: the largest run of free and evictable neighbours.
       operation: the operation that asked, or what else did ("inputs", "workspace").
       source: its source line, or "" where there is none.
-      smallest_budget_bytes: the least budget that would do, where it is known.
+      smallest_budget_bytes: a budget that would do, to 1%, where one is known.
+      lower_bound_bytes: no budget below it would do; what the operation that asked holds and asks
+        for at once, with what is beside the pool.
       thrashing: room could be found, but only by evicting again and again what was just brought
         back; the search for an end of that was given up.
       fused: whether operations were fused; single ones need less at once.
@@ -53,6 +55,7 @@ class BudgetReport:
     donatable: bool = False
     at_limit: bool = False
     enough_bytes: int | None = None
+    lower_bound_bytes: int = 0
 
 
 class BudgetExceededError(MemoryError):
@@ -67,6 +70,15 @@ class BudgetExceededError(MemoryError):
     def __init__(self, report: BudgetReport):
         super().__init__(report)
         self.report = report
+        self._is_located = False
+
+    def locate(self, source: str) -> None:
+        """Says which line of the user's program asked; the first to say it is the innermost."""
+        if self._is_located or not source:
+            return
+        self._is_located = True
+        self.report = dataclasses.replace(self.report, source=source)
+        self.args = (self.report,)
 
     def __str__(self) -> str:
         """The report for people, and what may help."""
@@ -133,7 +145,11 @@ def _smallest(report: BudgetReport) -> str:
     smallest = report.smallest_budget_bytes
     if smallest is None:
         known = report.unbudgeted_peak_bytes is not None
-        return "none was found" if known else "not known for a program that depends on its values"
+        least = f"at least {format_bytes(report.lower_bound_bytes)}"
+        least += f" ({report.lower_bound_bytes} bytes)"
+        if known:
+            return f"{least}; none was found"
+        return f"{least}; more is not known for a program that depends on its values"
     text = f"{format_bytes(smallest)} ({smallest} bytes)"
     if _would_do(report):
         return text

@@ -22,7 +22,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import costs
-from coop_jax._src.compat import arrays, buffers, calls, ffi, hlo, wide
+from coop_jax._src.compat import arrays, buffers, calls, ffi, hlo, library_memory, wide
 
 if TYPE_CHECKING:
     from coop_jax._src.kernels import Kernel
@@ -42,7 +42,8 @@ class Executable:
       order: result numbers in the order in which `call` returns them.
       slot_results: results that go into slots, in the order of the slot arguments.
       workspace_bytes: temporary memory XLA allocates while it runs, including outputs that XLA
-        would not write where it was told.
+        would not write where it was told, and what its libraries take (see
+        `compat.library_memory`).
       places_outputs: whether XLA writes slots and in-place outputs where it was told. From the
         compiler's aliasing at first, corrected by the addresses seen in the first run.
     """
@@ -50,6 +51,7 @@ class Executable:
     __slots__ = (
         "_compiled",
         "_failed_at",
+        "_host",
         "_lowered",
         "_placed_bytes",
         "_structure",
@@ -108,6 +110,7 @@ class Executable:
             except Exception as error:  # no rule for this device...
                 error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
                 raise
+        self._host = device.platform == "cpu"
         self.call: Callable[..., Sequence[jax.Array]] = _not_compiled
         self._compiled: Any = None
         self._structure: str | None = None
@@ -136,6 +139,8 @@ class Executable:
         self.workspace_bytes = int(getattr(memory, "temp_size_in_bytes", 0)) + max(
             0, placed - aliased
         )
+        if self._host:  # elsewhere XLA gives libraries their memory, and tells of it
+            self.workspace_bytes += library_memory.unreported_bytes(hlo.serialized(self._compiled))
         self.places_outputs = aliased >= placed
 
     def module(self) -> hlo.Module | None:

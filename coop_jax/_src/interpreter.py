@@ -17,6 +17,7 @@ import numpy as np
 from coop_jax._src import grouping, primitives, refs, stacks, steps
 from coop_jax._src.compat import jaxprs, tracing
 from coop_jax._src.equations import LiteralValue
+from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.refs import RefCell
 from coop_jax._src.stacks import Stack
 from coop_jax._src.values import Value, aval_of, plain
@@ -35,17 +36,23 @@ def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[
     del known
     env.update(zip(jaxpr.invars, operands, strict=True))
     operands.clear()
-    for step in steps.steps_of(jaxpr):
-        ins = [x if type(x) is LiteralValue else env[x] for x in step.reads]
-        for variable in step.dead:
-            del env[variable]
-        results = session.run_known(step.eqn, ins) if step.is_plain else None
-        if results is None:
-            results = _equation(session, step.eqn, ins)
-        ins.clear()
-        for number, variable in step.kept:
-            env[variable] = results[number]
-        results.clear()
+    step = None
+    try:
+        for step in steps.steps_of(jaxpr):
+            ins = [x if type(x) is LiteralValue else env[x] for x in step.reads]
+            for variable in step.dead:
+                del env[variable]
+            results = session.run_known(step.eqn, ins) if step.is_plain else None
+            if results is None:
+                results = _equation(session, step.eqn, ins)
+            ins.clear()
+            for number, variable in step.kept:
+                env[variable] = results[number]
+            results.clear()
+    except BudgetExceededError as error:
+        assert step is not None
+        error.locate(jaxprs.source_of(step.eqn.source_info))
+        raise
     return [
         plain(LiteralValue(x.val, x.aval)) if isinstance(x, jaxprs.Literal) else env[x]
         for x in jaxpr.outvars

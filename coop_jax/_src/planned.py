@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 
 import jax
 
-from coop_jax._src import policies, progress
+from coop_jax import _core
+from coop_jax._src import planning, progress
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
+from coop_jax._src.fitting import Launches, fitted, launched, smallest_fitting, without_search
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.passing import (
@@ -27,12 +30,14 @@ from coop_jax._src.passing import (
     prepare,
     residency_of,
 )
+from coop_jax._src.planning import first_residency
 from coop_jax._src.program import Program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature, compile_all, exceeded, planner_of
 from coop_jax._src.tiers import form_of
 from coop_jax._src.translating import compile_plan
+from coop_jax._src.workspaces import Provision
 
 # Plans are kept for so many different states of the pool for each signature.
 _KEPT = 16
@@ -73,22 +78,17 @@ def _make(
     *,
     fused: bool,
 ) -> CompiledPlan:
-    planner = planner_of(runtime, signature, program, residency)
     settings = runtime._settings
-    if signature.planned >= _SEARCHED:
-        settings = dataclasses.replace(settings, policy=policies.without_search(settings.policy))
+    plain = without_search(settings)
+    # A search may find what launches other forms, for whose workspace there is no room then. By the
+    # policy's own plan a budget was searched for that does.
+    ways = (plain, settings) if signature.planned >= _SEARCHED else (settings, plain)
     # What is needed beside the values only compiling tells, also where no budget would do.
-    needed = list(compile_all(signature, program, runtime))
-    while True:
-        plan, provision = planner.plan(settings, needed)
-        if not plan.feasible and settings != runtime._settings:
-            settings = runtime._settings
-            continue
-        if not plan.feasible:
-            # Finding it takes seconds; another state of the pool is tried first where it can be.
-            final = moved_out(residency) == residency
-            smallest = planner.smallest_budget(runtime._settings, needed) if final else None
-            raise exceeded(runtime, signature, program, plan, smallest, fused=fused)
+    needed = compile_all(signature, program, runtime)
+    compiled: CompiledPlan | None = None
+
+    def launches(plan: _core.Plan, provision: Provision) -> Launches:
+        nonlocal compiled
         compiled, used = compile_plan(
             plan,
             program,
@@ -99,10 +99,32 @@ def _make(
             provision=provision,
             outside_bytes=plan.stats["peak_outside_bytes"],
         )
-        if all(provision.suffices(number, nbytes) for number, nbytes in used):
+        return used
+
+    planner = planner_of(runtime, signature, program, residency)
+    for way in dict.fromkeys(ways):
+        made = fitted(planner, way, needed, launches)
+        if made.plan.feasible:
+            assert compiled is not None
             return compiled
-        for number, nbytes in used:
-            needed[number] = max(needed[number], nbytes)
+    # Finding it takes seconds; another state of the pool is tried first where it can be.
+    final = moved_out(residency) == residency
+    smallest = _smallest_budget(runtime, signature, program, needed) if final else None
+    raise exceeded(runtime, signature, program, made.plan, smallest, fused=fused)
+
+
+def _smallest_budget(
+    runtime: Runtime, signature: Signature, program: Program, needed: Sequence[int]
+) -> int | None:
+    """A budget that would do for a runtime that is new, as another budget means."""
+    residency = first_residency(program)
+    return smallest_fitting(
+        lambda budget: planner_of(runtime, signature, program, residency, budget),
+        runtime.capacity_bytes(),
+        runtime._settings,
+        needed,
+        lambda plan, _: launched(plan, program, runtime.device, runtime._cache),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -204,7 +226,7 @@ def carry_out(
         counters.recompute_seconds += again
     runtime.count(
         stats,
-        peak_bytes=plan.stats["peak_in_use_bytes"] + plan.reserved_workspace_bytes,
+        peak_bytes=planning.peak_bytes(plan.stats),
         outside_bytes=plan.outside_bytes,
         workspace_bytes=plan.workspace_bytes,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from coop_jax import _core
 from coop_jax._src import policies
@@ -304,21 +305,14 @@ def unbudgeted_peak(
         capacity_bytes=UNLIMITED_BYTES,
         workspace_bytes=0,
     )
-    # The engine counts small values when they are alive, the reservation the most there ever are.
-    stats = plan.stats
-    small: int = stats["peak_outside_bytes"] - _outside_inputs(program, residency)
-    return int(stats["peak_in_use_bytes"]) + small + workspace_bytes
+    return peak_bytes(plan.stats) + -(-workspace_bytes // settings.alignment_bytes) * (
+        settings.alignment_bytes
+    )
 
 
-def _outside_inputs(program: Program, residency: Residency) -> int:
-    storages: dict[int, int] = {}
-    for value, where in zip(program.inputs, residency.where, strict=True):
-        storage = program.values[value].storage
-        storages[storage] = program.storages[storage].nbytes if where == OUTSIDE else 0
-    for value, _ in program.constants:
-        storage = program.values[value].storage
-        storages[storage] = program.storages[storage].nbytes
-    return sum(storages.values())
+def peak_bytes(stats: dict[str, Any]) -> int:
+    """What a plan takes of a budget: most bytes of the pool, and what is reserved beside them."""
+    return int(stats["peak_pool_bytes"] + stats["reserved_bytes"])
 
 
 def _smallest(

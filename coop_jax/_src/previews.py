@@ -40,11 +40,15 @@ def min_budget(
     """The smallest budget with which a call completes."""
     if max_overhead is not None:
         options.number(max_overhead, "max_overhead", least=0)
-    return searching.least_budget(_simulator(owner, args, kwargs), max_overhead)
+    return searching.least_budget(_simulator(owner, args, kwargs, compile=True), max_overhead)
 
 
 def _simulator(
-    owner: BudgetedFunction[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    owner: BudgetedFunction[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    compile: bool = False,
 ) -> Simulator:
     static, leaves, tree = owner._convention.flatten(tuple(args), dict(kwargs))
     signature = owner._known(static, leaves, tree)
@@ -56,5 +60,14 @@ def _simulator(
     kept = 0 if runtime is None else runtime._workspace_bytes
     needed = None if signature is None else signature.workspaces
     policy = owner._policy or policies.DEFAULT if runtime is None else runtime.policy
-    workspace = kept if needed is None else needed
-    return Simulator(traced, policy, None, None, workspace, kept_bytes=kept)
+    workspace = kept or None if needed is None else needed
+    return Simulator(
+        traced,
+        policy,
+        None,
+        None,
+        workspace,
+        kept_bytes=kept,
+        compile=compile,
+        device=None if runtime is None else runtime.device,
+    )

@@ -271,10 +271,12 @@ class Runtime:
         donatable: bool = False,
     ) -> BudgetExceededError:
         """The error for a request that the engine could not meet."""
+        capacity, alignment = self.capacity_bytes(), self._settings.alignment_bytes
+        least = failure["pinned_bytes"] + -(-failure["requested_bytes"] // alignment) * alignment
         return BudgetExceededError(
             BudgetReport(
                 requested_bytes=failure["requested_bytes"],
-                budget_bytes=self.capacity_bytes(),
+                budget_bytes=capacity,
                 in_use_bytes=failure["in_use_bytes"],
                 pinned_bytes=failure["pinned_bytes"],
                 largest_free_block_bytes=failure["largest_free_block_bytes"],
@@ -289,6 +291,7 @@ class Runtime:
                 donatable=donatable,
                 at_limit=failure["reason"] == "limit",
                 enough_bytes=failure.get("enough_bytes"),
+                lower_bound_bytes=max(least, capacity + 1),
             )
         )
 

@@ -62,9 +62,14 @@ def min_budget(
     workspace: Workspace = None,
     alternatives: bool = True,
     resolution: float = RESOLUTION,
+    compile: bool | None = None,
     **kwargs: Any,
 ) -> int:
     """The smallest budget with which a function completes, before anything runs.
+
+    A first call of `run` with that budget is accepted where XLA's temporary memory is known: what
+    is planned for the default device is compiled for that, unless it is a program that was traced
+    before or has its workspace or its costs given.
 
     Args:
       fn: a function of pytrees of arrays, or a program, as for `simulate`.
@@ -80,6 +85,8 @@ def min_budget(
       workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
       alternatives: as for `simulate`.
       resolution: how close to the smallest, as a share of the unbudgeted peak.
+      compile: whether to compile the operations, as for `simulate`. If not, workspace that was not
+        given counts as none, and a call may need so much more. None for where it is as above.
       **kwargs: the function's keyword arguments.
 
     Returns:
@@ -105,14 +112,23 @@ def min_budget(
     traced = traced_of(
         fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
     )
-    simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
+    given = (device_profile, costs, workspace)
+    if compile is None:
+        compile = not isinstance(fn, TracedProgram) and all(x is None for x in given)
+    simulator = Simulator(
+        traced, policy, device_profile, costs, workspace, alternatives, compile=compile
+    )
     return least_budget(simulator, max_overhead, resolution)
 
 
 def least_budget(
-    simulator: Simulator, max_overhead: float | None, resolution: float = RESOLUTION
+    simulator: Simulator, max_overhead: float | None = None, resolution: float = RESOLUTION
 ) -> int:
-    """As `min_budget`, with a simulator of its own."""
+    """As `min_budget`, of what is simulated.
+
+    Raises:
+      ValueError: no budget would do.
+    """
     if max_overhead is None:
         simulator.search_no_better_plans()
 

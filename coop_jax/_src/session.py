@@ -339,6 +339,8 @@ class Session:
         needed = core.outside_bytes + incoming_bytes + core.workspace_bytes
         if needed <= core.reserved_bytes:
             return
+        if core.reserved_bytes:
+            self._count_peak()  # from now on there is more room beside the pool
         step = min(1 << 16, self._runtime.capacity_bytes() >> 8)
         if not core.reserve_room(self, needed + step) and not core.reserve_room(self, needed):
             raise self._runtime.exceeded(
@@ -348,10 +350,12 @@ class Session:
             self._memory.pool.discard(offset, nbytes)
 
     def _count_peak(self) -> None:
-        """Notes the peak so far, which had the workspace so far beside it."""
-        peak = self._core.stats()["peak_in_use_bytes"] + self._core.workspace_bytes
+        """Notes the peak so far, which had the room so far beside it."""
+        core, alignment = self._core, self._runtime._settings.alignment_bytes
+        beside = core.peak_outside_bytes + core.workspace_bytes
+        peak = core.stats()["peak_pool_bytes"] + -(-beside // alignment) * alignment
         self.peak_bytes = max(self.peak_bytes, peak)
-        self._core.reset_peak()
+        core.reset_peak()
 
     def learn(self) -> None:
         """The call is complete: what it did is what the next one is expected to do."""

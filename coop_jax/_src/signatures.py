@@ -15,8 +15,9 @@ from coop_jax._src import advice, kernels, planning, primitives, progress
 from coop_jax._src.calling import Convention, Fixed
 from coop_jax._src.compat import arrays, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
-from coop_jax._src.compiling import Wanted, compile_gradually, compile_together
+from coop_jax._src.compiling import Wanted, compile_gradually
 from coop_jax._src.errors import BudgetExceededError
+from coop_jax._src.fitting import compiled_workspaces, first_forms
 from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.learning import Lesson
@@ -24,7 +25,6 @@ from coop_jax._src.passing import InputKinds, constants_on, input_kinds
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
-from coop_jax._src.translating import copies_operands
 from coop_jax._src.unrolled import Unrolled
 from coop_jax._src.workspaces import Provision
 
@@ -188,14 +188,18 @@ def engine_program_of(
 
 
 def planner_of(
-    runtime: Runtime, signature: Signature, program: Program, residency: Residency
+    runtime: Runtime,
+    signature: Signature,
+    program: Program,
+    residency: Residency,
+    capacity_bytes: int | None = None,
 ) -> planning.WorkspacePlanner:
-    """What plans a call of the program in the runtime."""
+    """What plans a call of the program in the runtime, or in one of another capacity."""
     return planning.WorkspacePlanner(
         program,
         lambda way: engine_program_of(signature, program, residency.donated, way),
         residency,
-        runtime.capacity_bytes(),
+        runtime.capacity_bytes() if capacity_bytes is None else capacity_bytes,
         runtime._workspace_bytes,
     )
 
@@ -205,8 +209,7 @@ def compile_all(signature: Signature, program: Program, runtime: Runtime) -> lis
     if signature.workspaces is None:
         wanted = _wanted_by(program, runtime)
         with progress.shown(runtime._progress):
-            compile_together(wanted, runtime.device, runtime._cache)
-        _note_workspaces(signature, wanted, runtime)
+            signature.workspaces = compiled_workspaces(wanted, runtime.device, runtime._cache)
     assert signature.workspaces is not None
     return signature.workspaces
 
@@ -215,33 +218,11 @@ def compile_all_gradually(signature: Signature, program: Program, runtime: Runti
     """The same in pieces, while calls go on; then the signature knows its workspaces."""
     wanted = _wanted_by(program, runtime)
     yield from compile_gradually(wanted, runtime.device, runtime._cache)
-    _note_workspaces(signature, wanted, runtime)
+    signature.workspaces = compiled_workspaces(wanted, runtime.device, runtime._cache)
 
 
 def _wanted_by(program: Program, runtime: Runtime) -> list[Wanted]:
-    device, in_place = runtime.device, runtime.policy.in_place
-    return [
-        (
-            op.kernel,
-            tuple(
-                kernels.OUTSIDE
-                if program.storages[program.values[r].storage].outside
-                else pair
-                if pair >= 0 and (in_place or copies_operands(op, device))
-                else kernels.SLOT
-                for r, pair in zip(op.results, op.in_place, strict=True)
-            ),
-            op.source,
-        )
-        for op in program.operations
-    ]
-
-
-def _note_workspaces(signature: Signature, wanted: list[Wanted], runtime: Runtime) -> None:
-    device, cache = runtime.device, runtime._cache
-    signature.workspaces = [
-        kernel.executable(modes, device, cache).workspace_bytes for kernel, modes, _ in wanted
-    ]
+    return first_forms(program, runtime.device, in_place=runtime.policy.in_place)
 
 
 def is_donatable(signature: Signature) -> bool:

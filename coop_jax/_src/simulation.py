@@ -9,7 +9,8 @@ Costs: without a profile those that the runtime plans with on this machine's def
 does not plan with them. Search times are measured here, on this machine.
 
 Workspace (XLA's temporary memory) is known only once operations were compiled, which simulating
-does not do: it is an argument, 0 if not given (or what measured costs have seen).
+does only if it is asked to: else it is an argument, 0 if not given (or what measured costs have
+seen).
 
 Invariants: this module and what it imports do not import the executor.
 Thread rule: simulations of one program may run in several threads; planning lets go of the
@@ -24,9 +25,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from coop_jax import _core
 from coop_jax._src import budget as budgets
-from coop_jax._src import calibration, options, planning, policies
+from coop_jax._src import calibration, fitting, kernels, options, planning, policies
 from coop_jax._src import costs as cost_models
 from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.compat import contexts
@@ -54,6 +57,8 @@ class Simulation:
       peak_bytes: most bytes held at once: pool, arrays outside it and workspace.
       external_bytes: most bytes held at once outside the pool (inputs, small values).
       workspace_bytes: the most temporary memory of one operation, as assumed.
+      workspace_is_known: whether that is what was given or compiled, so that a call does the same;
+        if not, it counts as none, and a call may need so much more.
       operations: operations run, recomputed ones not counted.
       evictions: storages evicted to make room.
       rematerialisations: operations run again to bring a value back.
@@ -77,6 +82,7 @@ class Simulation:
     peak_bytes: int
     external_bytes: int
     workspace_bytes: int
+    workspace_is_known: bool
     operations: int
     evictions: int
     rematerialisations: int
@@ -132,10 +138,13 @@ class Simulator:
         alternatives: bool = True,
         give_up: float = 16.0,
         kept_bytes: int = 0,
+        compile: bool = False,
+        device: jax.Device | None = None,
     ):
         """Takes what `simulate` takes; `kept_bytes` of workspace are reserved in any case."""
         if costs is not None and not isinstance(costs, MeasuredCosts):
             raise TypeError(f"costs must be MeasuredCosts, got {options.shown(costs)}")
+        self.workspace_is_known = compile or workspace is not None
         if workspace is None:
             workspace = costs.workspace_bytes if costs is not None else 0
         if isinstance(workspace, (list, tuple)):
@@ -146,6 +155,15 @@ class Simulator:
         default = cost_models.profile_for(contexts.default_device().platform)
         self.traced = traced
         self.program = traced.program
+        self._device = device or contexts.default_device()
+        self._compiles = compile
+        if compile:
+            needed, checked = (
+                self._compiled(
+                    policies.resolve_policy(policies.DEFAULT if policy is None else policy), named
+                ),
+                kept_bytes,
+            )
         self._kept_bytes = checked
         self._needed: Sequence[int] = needed
         self.workspace_bytes = max([checked, *needed])
@@ -166,6 +184,24 @@ class Simulator:
         self.unbudgeted_peak_bytes = planning.unbudgeted_peak(
             self.program, self.engine_program, self.settings, self.workspace_bytes
         )
+
+    def _compiled(
+        self, policy: policies.Policy, named: cost_models.DeviceProfile | None
+    ) -> tuple[int, ...]:
+        """The workspace of each operation as it runs first."""
+        if named is not None or not all(
+            isinstance(op.kernel, kernels.Kernel) for op in self.program.operations
+        ):
+            raise ValueError(
+                "compile=True is for a function or a traced program, and for the default device: a"
+                " program from a file cannot be compiled, and XLA only for the device that is there"
+            )
+        wanted = fitting.first_forms(self.program, self._device, in_place=policy.in_place)
+        return tuple(fitting.compiled_workspaces(wanted, self._device, self._cache))
+
+    @property
+    def _cache(self) -> kernels.KernelCache:
+        return kernels.cache_for(self._device)
 
     def search_no_better_plans(self) -> None:
         """The policies' own plans will do: whether one fits is all that is asked."""
@@ -193,7 +229,17 @@ class Simulator:
 
     def plan(self, budget_bytes: int | None) -> _core.Plan:
         """The plan for a budget, feasible or not."""
-        return self._planner(budget_bytes).plan(self.settings, self._needed)[0]
+        planner, plain = self._planner(budget_bytes), fitting.without_search(self.settings)
+        for settings in dict.fromkeys((self.settings, plain)):  # as a call does
+            made = fitting.fitted(planner, settings, self._needed, self._launches)
+            if made.plan.feasible:
+                break
+        return made.plan
+
+    def _launches(self, plan: _core.Plan, provision: Provision) -> fitting.Launches:
+        if not self._compiles:
+            return []
+        return fitting.launched(plan, self.program, self._device, self._cache)
 
     def resolve(self, budget: budgets.Budget) -> int | None:
         """A budget in bytes."""
@@ -205,15 +251,20 @@ class Simulator:
     def simulate(self, budget: budgets.Budget, *, find_smallest: bool = True) -> Simulation:
         """Simulates a budget; looks for one that would do if it does not."""
         budget_bytes = self.resolve(budget)
-        planner = self._planner(budget_bytes)
-        plan, provision = planner.plan(self.settings, self._needed)
+        plan = self.plan(budget_bytes)
         smallest = None
         if not plan.feasible and find_smallest:
-            smallest = planner.smallest_budget(self.settings, self._needed)
-        return self._report(plan, provision.reserved_bytes, budget_bytes, smallest)
+            smallest = fitting.smallest_fitting(
+                self._planner,
+                planning.UNLIMITED_BYTES if budget_bytes is None else budget_bytes,
+                self.settings,
+                self._needed,
+                self._launches,
+            )
+        return self._report(plan, budget_bytes, smallest)
 
     def _report(
-        self, plan: _core.Plan, reserved_bytes: int, budget_bytes: int | None, smallest: int | None
+        self, plan: _core.Plan, budget_bytes: int | None, smallest: int | None
     ) -> Simulation:
         stats = plan.stats
         compute, recompute = stats["compute_seconds"], stats["recompute_seconds"]
@@ -233,9 +284,10 @@ class Simulator:
             budget_bytes=budget_bytes,
             unbudgeted_peak_bytes=self.unbudgeted_peak_bytes,
             smallest_budget_bytes=smallest,
-            peak_bytes=stats["peak_in_use_bytes"] + reserved_bytes,
+            peak_bytes=planning.peak_bytes(stats),
             external_bytes=stats["peak_outside_bytes"],
             workspace_bytes=self.workspace_bytes,
+            workspace_is_known=self.workspace_is_known,
             operations=stats["operations"],
             evictions=stats["evictions"],
             rematerialisations=stats["recomputations"],
@@ -332,6 +384,7 @@ def simulate(
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
     alternatives: bool = True,
+    compile: bool = False,
     **kwargs: Any,
 ) -> Simulation:
     """Says what a budget costs before anything runs.
@@ -356,6 +409,9 @@ def simulate(
         throughout. None for what `costs` have seen, or none.
       alternatives: whether variants of the policy are tried too where its own plan does not fit or
         is costly, as the runtime does. False shows a policy as it is.
+      compile: whether to compile the operations for the default device, to know their workspace: a
+        call then does what is said here. Not with a `device_profile`, nor for a program from a
+        file.
       **kwargs: the function's keyword arguments.
 
     Returns:
@@ -377,5 +433,9 @@ def simulate(
     traced = traced_of(
         fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
     )
-    simulator = Simulator(traced, policy, device_profile, costs, workspace, alternatives)
+    if compile and workspace is not None:
+        raise ValueError("workspace= says what compile=True finds out: give one of them")
+    simulator = Simulator(
+        traced, policy, device_profile, costs, workspace, alternatives, compile=compile
+    )
     return simulator.simulate(budget)

@@ -12,35 +12,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from coop_jax import _core
-from coop_jax._src import kernels, placement
 from coop_jax._src.compiling import compile_together
+from coop_jax._src.fitting import modes_of
 from coop_jax._src.instructions import CompiledPlan, Forget, Instruction, Run, View
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.numbering import Places
-from coop_jax._src.placement import Placement
-from coop_jax._src.program import Operation, Program
+from coop_jax._src.program import Program
 from coop_jax._src.workspaces import Provision, refill_seconds
-
-
-def modes_of(op: Operation, placements: Sequence[Any], device: jax.Device) -> tuple[int, ...]:
-    """Output modes of an executable from where the engine puts its outputs."""
-    modes = []
-    results = placements[: len(op.results)]  # own blocks of workspace may come after them
-    for (_, offset, in_place), possible in zip(results, op.in_place, strict=True):
-        if in_place < 0 and possible >= 0 and copies_operands(op, device):
-            in_place = possible
-        modes.append(in_place if in_place >= 0 else kernels.OUTSIDE if offset < 0 else kernels.SLOT)
-    return tuple(modes)
-
-
-def copies_operands(op: Operation, device: jax.Device) -> bool:
-    """Whether what may be overwritten always is, at least a copy of it."""
-    # Where nothing is donated, XLA never knows of it, and there is one form of everything.
-    return op.kernel.is_group and placement.probe(device) is Placement.DONATED
 
 
 def compile_plan(

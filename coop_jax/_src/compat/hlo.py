@@ -189,8 +189,13 @@ def _entry(content: bytes) -> tuple[str, str]:
 def module_of(compiled: Any) -> Module | None:
     """The optimised module of a `jax.stages.Compiled`; None where there is none to see."""
     try:
-        (module,) = compiled.runtime_executable().hlo_modules()
-        return Module(module.as_serialized_hlo_module_proto())
+        return Module(serialized(compiled))
     except (AttributeError, RuntimeError, TypeError, ValueError):
         # Another backend, an executable from a cache that does not keep its module.
         return None
+
+
+def serialized(compiled: Any) -> bytes:
+    """The optimised module of a `jax.stages.Compiled` as its `HloModuleProto`."""
+    (module,) = compiled.runtime_executable().hlo_modules()
+    return bytes(module.as_serialized_hlo_module_proto())
