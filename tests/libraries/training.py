@@ -39,7 +39,8 @@ def make(front_end: str, step: Step, budget: int | None, *, donate: bool) -> Any
 
 
 def train(step: Any, init: Any, batches: Sequence[Any]) -> tuple[Any, list[Any]]:
-    state, outputs = init, []
+    # Keys are arrays of the device, which a step that is donated them deletes.
+    state, outputs = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, init), []
     for batch in batches:
         state, out = step(state, batch)
         outputs.append(to_numpy(out))
