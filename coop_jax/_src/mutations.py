@@ -122,8 +122,9 @@ def _describe(fn: Callable[..., Any], path: Any, node: Any, lost: list[str]) -> 
         f" {type(node).__name__}, in place (at {name}{lost[0]}{others}), and that would be lost: as"
         " under jax.jit, the function works on copies of its arguments. "
         + (
-            "Put nnx.jit around the function, coop_jax.run(nnx.jit(f)): then changes are put back"
-            " into the modules. Or pass and return states (nnx.split, nnx.merge)."
+            "Put nnx.jit around the function, and coop_jax.run or remat_eager around that: then"
+            " changes are put back into the modules. Or pass and return states (nnx.split,"
+            " nnx.merge)."
             if nnx
             else "Return what changed, and go on with that."
         )
