@@ -429,11 +429,14 @@ def check_interrupts() -> None:
     """Raise what waits in the call of this thread, unless the call has to finish."""
 
 def set_handover(
-    hand_over: Callable[[BaseException | None], object], take_left: Callable[[], object]
+    hand_over: Callable[[BaseException | None], object],
+    take_left: Callable[[], object],
+    own_files: str,
 ) -> None:
     """Set what is called with what a call that is over left, and what raises it in the next one.
 
-    None stands for a KeyboardInterrupt by Python's own handler.
+    None stands for a KeyboardInterrupt by Python's own handler. The names of our own files begin
+    with ``own_files``: handlers wait until results have left their frames.
     """
 
 def nothing_is_left() -> None:

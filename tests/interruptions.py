@@ -55,7 +55,7 @@ class SwallowedError(Exception):
     """Where something was raised of which nothing came."""
 
 
-_PATIENCE_SECONDS = 10.0
+_PATIENCE_SECONDS = 4.0  # after an interrupt
 
 ERRORS = {"handler": TimeOutError, "ctrl-c": KeyboardInterrupt, "thread": FromThreadError}
 
@@ -107,15 +107,16 @@ def interrupted(work: Callable[[], object], kind: str, seconds: float) -> BaseEx
     hook = sys.unraisablehook
     sys.unraisablehook = lambda what: swallowed.append(what.exc_value)
     thread = threading.Thread(target=interrupt)
-    end = time.monotonic() + _PATIENCE_SECONDS
+    end = time.monotonic() + seconds + _PATIENCE_SECONDS
     try:
         thread.start()
         while time.monotonic() < end:
             work()
             if swallowed and isinstance(swallowed[0], ERRORS[kind]):
                 return swallowed[0]
-        if kind == "handler" and _raised_at:
-            return SwallowedError(" < ".join(reversed(_raised_at)))
+        if thread.is_alive():
+            raise AssertionError(f"an interrupt ({kind}) never came")
+        return SwallowedError(" < ".join(reversed(_raised_at)) or "a place that is not known")
     except BaseException as error:
         # JAX's filter of tracebacks fails on bytecodes without a line: another error comes of it.
         if not any(isinstance(e, ERRORS[kind]) for e in (error, error.__context__)):
@@ -124,7 +125,6 @@ def interrupted(work: Callable[[], object], kind: str, seconds: float) -> BaseEx
     finally:
         thread.join()
         sys.unraisablehook = hook
-    raise AssertionError(f"an interrupt ({kind}) was never raised")
 
 
 class Subject:

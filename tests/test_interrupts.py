@@ -148,3 +148,52 @@ def test_a_loop_of_steps_stops(segments: str, monkeypatch: pytest.MonkeyPatch) -
     thread.join()
     assert calls <= 2
     assert not state.is_deleted()
+
+
+def test_signals_arrive_again_once_the_caller_has_what_a_call_took_its_arguments_for() -> None:
+    step = coop_jax.run(lambda x: x + 1, donate_argnums=0)
+    x = step(jnp.zeros(64))
+    for _ in range(3):
+        x = step(x)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    (x,) = map(step, [x])  # the caller is C
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert float(x[0]) == 5.0
+
+
+def test_a_handler_that_raises_waits_until_the_caller_has_the_results() -> None:
+    class TimeOutError(Exception):
+        pass
+
+    calls: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        calls.append(number)
+        raise TimeOutError
+
+    def raise_in_callback(x: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return x
+
+    def update(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = state - jnp.tanh(state @ x)  # the argument is consumed first
+        return state, jax.pure_callback(raise_in_callback, jax.typeof(x), x @ x)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        step = coop_jax.run(update, donate_argnums=0)
+        x = jnp.eye(64) / 2
+        for number in range(3):
+            state = jnp.eye(64)
+            with pytest.raises(TimeOutError) as caught:  # noqa: PT012 - a moment later
+                state, _ = step(state, x)
+                while True:
+                    time.sleep(0.01)
+            assert len(calls) == number + 1
+            assert not state.is_deleted()
+            assert not getattr(caught.value, "__notes__", [])
+            assert signal.getsignal(signal.SIGALRM) is handler
+    finally:
+        signal.signal(signal.SIGALRM, before)

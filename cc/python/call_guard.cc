@@ -11,6 +11,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cc/python/errors.h"
 #include "cc/python/objects.h"
@@ -46,6 +47,7 @@ struct Signals {
   nb::object hand_over;  // called with what a call that is over held: an exception or None
   nb::object take_left;  // raises what was handed over and not raised yet
   bool left = false;     // whether there is something
+  nb::object own_files;  // what the names of our own files begin with
 };
 
 Signals& TheSignals() {
@@ -54,6 +56,22 @@ Signals& TheSignals() {
 }
 
 Interrupts* active = nullptr;  // of the main thread; under the interpreter lock
+
+// Of the main thread, while signals are blocked there (see BlockedUntilStored).
+bool blocked = false;
+sigset_t mask_before;
+
+void Block() {
+  if (blocked) return;
+  sigset_t watched;
+  sigemptyset(&watched);
+  for (const int number : kSignals) sigaddset(&watched, number);
+  blocked = pthread_sigmask(SIG_BLOCK, &watched, &mask_before) == 0;
+}
+
+void Unblock() {
+  if (std::exchange(blocked, false)) pthread_sigmask(SIG_SETMASK, &mask_before, nullptr);
+}
 
 bool IsMainThread() {
 #ifdef __APPLE__
@@ -120,6 +138,7 @@ void Interrupts::Enter() {
     Py_DECREF(old);
     sigaction(kSignals[i], &before, nullptr);  // with what `signal.siginterrupt` set
   }
+  Unblock();  // where a caller in C goes from call to call
 }
 
 void Interrupts::Leave() {
@@ -245,6 +264,41 @@ nb::object HandOver(nb::object held) {
   return Complete(TheSignals().hand_over.ptr(), arguments, 1);
 }
 
+// Run between two bytecodes: signals arrive again once the caller's frame goes on, whose next
+// bytecodes store what the call returned.
+int UnblockOnceStored(void* /*nothing*/) {
+  PyFrameObject* const frame = PyEval_GetFrame();
+  if (frame != nullptr && TheSignals().own_files.is_valid()) {
+    const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+    const nb::object file = nb::steal(PyObject_GetAttrString(code.ptr(), "co_filename"));
+    const bool own =
+        file.is_valid() &&
+        PyUnicode_Tailmatch(file.ptr(), TheSignals().own_files.ptr(), 0, PY_SSIZE_T_MAX, -1) == 1;
+    PyErr_Clear();
+    if (own && Py_AddPendingCall(&UnblockOnceStored, nullptr) == 0)
+      return 0;  // still on the way out
+  }
+  Unblock();
+  return 0;
+}
+
+// Until the caller has what a call returned that took its arguments no handler runs: what is raised
+// before it is stored would take the results with it.
+class BlockedUntilStored {
+ public:
+  explicit BlockedUntilStored(bool needed) : needed_(needed) {
+    if (needed_) Block();
+  }
+  BlockedUntilStored(const BlockedUntilStored&) = delete;
+  BlockedUntilStored& operator=(const BlockedUntilStored&) = delete;
+  ~BlockedUntilStored() {
+    if (needed_ && Py_AddPendingCall(&UnblockOnceStored, nullptr) != 0) Unblock();
+  }
+
+ private:
+  bool needed_;
+};
+
 // The end of a call: `result`, or the error that is set.
 PyObject* End(PyObject* result, PyObject* undo, Interrupts* interrupts, Exclusive* exclusive) {
   nb::object error;
@@ -254,6 +308,8 @@ PyObject* End(PyObject* result, PyObject* undo, Interrupts* interrupts, Exclusiv
   }
   nb::object held;
   bool consumed = false;
+  const BlockedUntilStored until_stored(interrupts != nullptr && interrupts->consumed &&
+                                        interrupts->waits() && !error.is_valid());
   if (interrupts != nullptr) {
     interrupts->Leave();
     held = interrupts->TakeHeld();
@@ -358,11 +414,12 @@ void BindCallGuard(nb::module_& module) {
   });
   module.def(
       "set_handover",
-      [](nb::object hand_over, nb::object take_left) {
+      [](nb::object hand_over, nb::object take_left, nb::str own_files) {
+        TheSignals().own_files = std::move(own_files);
         TheSignals().hand_over = std::move(hand_over);
         TheSignals().take_left = std::move(take_left);
       },
-      nb::arg("hand_over"), nb::arg("take_left"));
+      nb::arg("hand_over"), nb::arg("take_left"), nb::arg("own_files"));
   module.def(
       "nothing_is_left", [] { TheSignals().left = false; },
       "Nothing was handed over, or it was raised.");

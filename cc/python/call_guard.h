@@ -37,6 +37,8 @@ class Interrupts {
   void Enter();
   // Gives the handlers back. What handlers that did not wait raised meanwhile is held.
   void Leave();
+  // Whether handlers wait for this one.
+  [[nodiscard]] bool waits() const { return active_; }
   // Raises what is held, if there is something.
   void Check();
   [[nodiscard]] bool noted() const { return interrupted_ || held_.is_valid(); }

@@ -195,7 +195,7 @@ class EagerFunction(Generic[P, R]):
                 )
         transfers.check_places(leaves, self._home.device())
         runtime = self._home.here() or self._make_runtime(leaves, tree)
-        ending = _Ending(thread_state.saved(), self._lessons)
+        ending = _Ending(thread_state.restoring(), self._lessons)
         return runtime.call_user(ending.end, self._run, runtime, leaves, tree, needed, ending)
 
     def _run(
@@ -321,17 +321,17 @@ class _Ending:
       lesson: that is being read or written: half of it may be old, so it is learned anew.
     """
 
-    __slots__ = ("_before", "_lessons", "lesson", "scope", "session")
+    __slots__ = ("_lessons", "_restore", "lesson", "scope", "session")
 
-    def __init__(self, before: thread_state.ThreadState, lessons: learning.Lessons) -> None:
-        self._before, self._lessons = before, lessons
+    def __init__(self, restore: Callable[[], None], lessons: learning.Lessons) -> None:
+        self._restore, self._lessons = restore, lessons
         self.session: Session | None = None
         self.scope: EagerScope | None = None
         self.lesson: learning.Lesson | None = None
 
     def end(self) -> None:
         """Does it; may be called again."""
-        self._before.restore()
+        self._restore()
         if self.scope is not None:
             self.scope.close()
         if self.session is not None:

@@ -14,6 +14,7 @@ Invariant: what a handler raises is raised once. Thread rule: what is handed ove
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 
@@ -69,7 +70,7 @@ class _HandedOver:
 _HANDOVER_SECONDS = 0.05
 
 _handed_over = _HandedOver()
-_core.set_handover(_handed_over.put, _handed_over.take)
+_core.set_handover(_handed_over.put, _handed_over.take, os.path.dirname(__file__))
 
 
 @atexit.register

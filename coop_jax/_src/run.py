@@ -184,15 +184,18 @@ class BudgetedFunction(Generic[P, R]):
             leaves = last.leaves(args, kwargs)
             known = known_calls(last.runtime, last.signature)
         if last is not None and known is not None and leaves is not None:
-            result = last.runtime.call(known.repeat, leaves, last.runtime.interrupts, last.trees)
+            result = last.runtime.call(
+                last.context.values, known.repeat, leaves, last.runtime.interrupts, last.trees
+            )
             if result is not UNKNOWN:
                 return result  # type: ignore[no-any-return]
         if leaves is None or last is None or not last.kinds.match(leaves):
             static, leaves, tree = self._convention.flatten(args, kwargs)
-            undo = thread_state.saved().restore
-            last = guarded(None, None, undo, self._look_up, static, leaves, tree)
+            last = guarded(
+                None, None, thread_state.restoring(), self._look_up, static, leaves, tree
+            )
             self._signatures.latest = last
-        return last.runtime.call(self._run, last, leaves)  # type: ignore[no-any-return]
+        return last.runtime.call(last.context.values, self._run, last, leaves)  # type: ignore[no-any-return]
 
     def _look_up(self, static: Fixed, leaves: list[Any], tree: Any) -> LastCall:
         """The signature of a call that is not like the last one, found or made."""

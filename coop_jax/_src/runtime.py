@@ -204,15 +204,20 @@ class Runtime:
     else:
         __enter__, __exit__ = _core.enter, _core.exit
 
-    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+    def call(self, context: tuple[Any, ...], function: Callable[..., T], *arguments: Any) -> T:
         """Calls a function that has the runtime for itself; JAX's state is then as before.
 
         What handlers of signals raise waits meanwhile for `interrupts`.
 
+        Args:
+          context: JAX's trace context now.
+          function: called with the arguments.
+          arguments: for it.
+
         Raises:
           RuntimeError: the runtime was closed, or this thread is in a call already.
         """
-        undo = thread_state.saved().restore
+        undo = thread_state.restoring(context)
         return _core.guarded(self._exclusive, self.interrupts, undo, function, *arguments)  # type: ignore[no-any-return]
 
     def call_user(
