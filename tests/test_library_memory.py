@@ -111,13 +111,15 @@ for name, f, args in cases():
 print(json.dumps(found))
 """
 
-# What takes so much that a bound far above it would be no use.
+# What takes so much that a bound far above it would be no use. YNNPACK copies no image any more in
+# newer versions, which the bound does not know.
 _CLOSE = [
-    "many channels",
-    "many channels image",
-    "many channels kernel",
+    *(
+        ["many channels", "many channels image", "many channels kernel", "groups"]
+        if jax.__version_info__ < (0, 11)
+        else []
+    ),
     "strides image",
-    "groups",
     "dilated",
     "transposed product",
     "sort",
