@@ -2,7 +2,8 @@
 
 Model: `run` traces its function once per signature, as it does at the top level; what the function
 closes over and is being transformed becomes an operand. `remat_eager` hands its Python function on,
-to run it under JAX's transformations in its own session: so it still sees values under `jax.grad`.
+to run it under JAX's transformations in its own session: so it still sees values under `jax.grad`;
+what its closure holds of them becomes operands, too (see `closures`).
 While JAX traces a program, `run` raises and `remat_eager` is `jax.checkpoint`. Inside a
 `remat_eager` call both are plain function calls: the budget is that of the call they are part of.
 
@@ -20,6 +21,7 @@ import jax
 from coop_jax._src import primitives
 from coop_jax._src.arguments import check_leaves
 from coop_jax._src.calling import Convention
+from coop_jax._src.closures import Closure
 from coop_jax._src.compat import contexts, jaxprs, refs, transfers
 from coop_jax._src.compat import transforms as compat
 from coop_jax._src.errors import BudgetExceededError
@@ -180,26 +182,30 @@ def call_eager(
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
     is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
     fixed = [None if a else x for a, x in zip(is_array, leaves, strict=True)]
+    staged = where is compat.Place.STAGED  # there JAX sees to what is closed over
+    closure = None if staged else Closure(owner._fn)
+    closed = closure.tracers if closure else []
     structure: Any = None
     others: list[Any] = []
 
     def fn(*operands: Any) -> list[Any]:
         nonlocal structure, others
-        given = iter(operands)
+        given = iter(operands[len(closed) :])
         full = [next(given) if a else x for a, x in zip(is_array, fixed, strict=True)]
+        function = closure.function(operands[: len(closed)]) if closure else owner._fn
         positional, named = jax.tree_util.tree_unflatten(tree, full)
         watch = Watch(positional, named)
-        result = owner._fn(*positional, **named)
+        result = function(*positional, **named)
         watch.check(owner._fn, result)
         results, structure = jax.tree_util.tree_flatten(result)
         others = [_Result if isinstance(x, jax.Array) else x for x in results]
         return [x for x, other in zip(results, others, strict=True) if other is _Result]
 
-    operands = [x for a, x in zip(is_array, leaves, strict=True) if a]
-    if where is compat.Place.STAGED:
+    operands = [*closed, *(x for a, x in zip(is_array, leaves, strict=True) if a)]
+    if staged:
         arrays = iter(jax.checkpoint(fn)(*operands))
     else:
-        _refuse_references(leaves)
+        _refuse_references(operands)
         arrays = iter(compat.bind(BudgetedCall(EagerFrontEnd(owner), fn), operands))
     return jax.tree_util.tree_unflatten(
         structure, [next(arrays) if other is _Result else other for other in others]
