@@ -7,6 +7,10 @@ then the rest. Where XLA must not be given slots (see `placement`), it allocates
 an `Executable` copies those that have a slot into it; it takes the same arguments and returns the
 same.
 
+What writes a part of an operand (a `dynamic_update_slice`) into a slot is compiled to write over
+it, and given a copy that lies in the slot. XLA itself would make two copies, one of them in memory
+of its own.
+
 Typed random keys are handled as their data: an executable takes and returns arrays of uint32, and
 the keys exist only inside the compiled code.
 Thread rule: made and lowered by one thread; `compile` may run on another.
@@ -54,6 +58,7 @@ class Executable:
         "_host",
         "_lowered",
         "_placed_bytes",
+        "_rewritten",
         "_structure",
         "_temporaries",
         "call",
@@ -81,7 +86,9 @@ class Executable:
         # The session's, once the outputs were seen to lie where they should: a C++ CompiledCall.
         self.obedient_call: Any = None
         self.order = (*slot_results, *(k for _, k in in_place), *outside)
-        slots = len(slot_results) if donates else 0
+        is_copied = donates and modes == (SLOT,) and not kernel.is_wide
+        rewritten = kernel.rewritten if is_copied else -1
+        slots = len(slot_results) if donates and rewritten < 0 else 0
         told_where = len(slot_results) + len(in_place)
         order = self.order
 
@@ -90,11 +97,13 @@ class Executable:
             return [arrays.as_stored(results[k]) for k in order]
 
         donated = (*range(slots), *(slots + operand for operand, _ in in_place)) if donates else ()
+        donated = donated if rewritten < 0 else (rewritten,)
         jitted = jax.jit(run, donate_argnums=donated, keep_unused=True)
         specs = [
             spec_of(arrays.stored_aval(aval))
             for aval in (*(kernel.out_avals[k] for k in slot_results[:slots]), *kernel.in_avals)
         ]
+        self._rewritten = rewritten
         self._failed_at = f"the operation '{kernel.label}' for {device}"
         self._placed_bytes = sum(costs.nbytes(kernel.out_avals[k]) for k in order[:told_where])
         with (
@@ -133,7 +142,10 @@ class Executable:
         call = calls.dispatcher(self._compiled)
         if self.kernel.is_wide:
             call = wide.calling(call)
-        self.call = call if self.donates else _storing(call, len(self.slot_results))
+        if self._rewritten >= 0:
+            self.call = _rewriting(call, self._rewritten)
+        else:
+            self.call = call if self.donates else _storing(call, len(self.slot_results))
         placed = self._placed_bytes
         aliased = int(getattr(memory, "alias_size_in_bytes", placed)) if self.donates else 0
         self.workspace_bytes = int(getattr(memory, "temp_size_in_bytes", 0)) + max(
@@ -178,6 +190,23 @@ def _storing(
         finally:  # a traceback that somebody keeps must not keep arrays
             del arguments
             results = []
+
+    return call
+
+
+def _rewriting(
+    compiled: Callable[..., Sequence[jax.Array]], operand: int
+) -> Callable[..., Sequence[jax.Array]]:
+    """`call` of an executable that writes over an operand, given a slot for a copy of it."""
+
+    def call(slot: jax.Array, *arguments: Any) -> Sequence[jax.Array]:
+        operands = list(arguments)
+        try:
+            operands[operand] = ffi.copy_into(slot, operands[operand])
+            return compiled(*operands)
+        finally:  # a traceback that somebody keeps must not keep arrays
+            del slot, arguments
+            operands.clear()
 
     return call
 

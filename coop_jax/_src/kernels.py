@@ -40,6 +40,7 @@ class Kernel:
       equations, outputs: what it computes, in kernel-local numbers; which of them are results.
       is_group: whether it computes more than one equation.
       is_wide: whether it computes with types of 64 bits.
+      rewritten: the operand of which the result is a copy but for a part that is written; -1: none.
       touches_part: whether it reads or writes only a part of a large operand.
       stands_apart: whether XLA was seen to compile it otherwise where others are around it.
       label: primitive names, for messages.
@@ -62,6 +63,7 @@ class Kernel:
         "out_avals",
         "outputs",
         "recomputable",
+        "rewritten",
         "stands_apart",
         "touches_part",
     )
@@ -97,6 +99,7 @@ class Kernel:
         self.in_place_operands = (
             self._find_in_place() if in_place_operands is None else in_place_operands
         )
+        self.rewritten = self._find_rewritten()
         if moved_bytes is None:
             self.flops = self._count_flops()
             moved_bytes = sum(map(costs.nbytes, (*self.in_avals, *self.out_avals)))
@@ -123,6 +126,12 @@ class Kernel:
             if self.in_avals[x].shape == out.shape and self.in_avals[x].dtype == out.dtype
         ]
         return tuple(dict.fromkeys(same))
+
+    def _find_rewritten(self) -> int:
+        writes_part = self.touches_part or (
+            len(self.equations) == 1 and self.equations[0].primitive.name in primitives.UPDATES
+        )
+        return self.in_place_operands[0] if writes_part and self.in_place_operands else -1
 
     def _count_flops(self) -> float:
         avals: dict[int, Any] = dict(enumerate(self.in_avals))
