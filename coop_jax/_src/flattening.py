@@ -25,6 +25,7 @@ from coop_jax._src.grouping import is_group_body as is_group_body
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.refs import RefCell
 from coop_jax._src.sharing import Made
+from coop_jax._src.stacking import PutTogether
 from coop_jax._src.stacks import Stack
 
 
@@ -73,6 +74,7 @@ class Flattener:
         self.constants: list[tuple[int, Any]] = []
         self.fixed_outside: set[int] = set()
         self.views: dict[Any, list[Equation]] = {}  # see `merging`
+        self.put_together: list[PutTogether] = []  # see `stacking`
         self._constant_numbers: dict[int, int] = {}
         self._index_numbers: dict[int, int] = {}
         self._made = Made()
@@ -152,12 +154,17 @@ class Flattener:
                 " ref[...] instead"
             )
         if atom.whole is None:
+            parts = [self.number(p) for p in atom.parts]
+            before = len(self.operations)
             atom.whole = stacks.put_together(
-                [self.number(p) for p in atom.parts],
+                parts,
                 lambda function, xs: self.emit(
                     self.cache.from_function(function, [self.avals[x] for x in xs]), xs
                 )[0],
             )
+            operations = tuple(self.operations[before:])
+            if costs.nbytes(atom.aval) > self._small_stack_bytes:
+                self.put_together.append(PutTogether(tuple(parts), operations, atom.whole))
         whole: int = atom.whole
         return whole
 

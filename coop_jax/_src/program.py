@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from coop_jax._src import costs, products, sums
+from coop_jax._src import costs, products, stacking, sums
 from coop_jax._src.bundling import bundle
 from coop_jax._src.flattening import SMALL_BYTES, DynamicControlFlow, Flattener, RawOperation
 from coop_jax._src.fusible import may_be_absorbed
@@ -108,6 +108,7 @@ def build_program(
     inputs, outputs = flattener.flatten(jaxpr, constants)
     storage_of = flattener.storages
     operations = _live_operations(flattener.operations, storage_of, outputs)
+    operations = stacking.written_early(operations, flattener, outputs)
     if fusion:
         operations = sums.gathered(operations, flattener, outputs)
         operations = products.oriented(operations, flattener, outputs)
