@@ -16,6 +16,7 @@ import jax
 from jax._src import core
 from jax._src.interpreters import partial_eval as pe
 
+from coop_jax._src import primitives
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat.array_methods import ArrayMethods
 from coop_jax._src.compat.operators import Operators
@@ -33,6 +34,9 @@ _REFERENCE = "a mutable reference ({aval}) was used as an array: read it with re
 
 # What a trace hears, among the primitives that are run, when a value's contents are asked for.
 READ = object()
+
+
+_WRITES_OVER = primitives.UPDATES | {"while", "scan"}
 
 
 class Fill:
@@ -68,6 +72,19 @@ class EagerTracer(Operators, ArrayMethods, core.Tracer["EagerTrace"]):
             fill = self._held
             (self._held,) = self._trace.apply(fill.primitive, fill.operands, fill.params)
         return self._held
+
+    def given_to(self, primitive: Any) -> Any:
+        """The session's value for a primitive, of its own where it may be written over.
+
+        JAX's frames and the caller's hold what they give away: a loop that writes into a buffer
+        that begins as zeros would have a copy beside those.
+        """
+        if type(self._held) is Fill and primitive.name in _WRITES_OVER:
+            (value,) = self._trace.apply(
+                self._held.primitive, self._held.operands, self._held.params
+            )
+            return value
+        return self.value
 
     @property
     def held_value(self) -> Any:

@@ -155,7 +155,7 @@ class EagerTrace(core.Trace):
         if session is None:
             raise RuntimeError("an eager coop_jax call has ended, and its trace was used again")
         operands = [
-            (t._held if type(t._held) is not Fill else t.value)
+            (t._held if type(t._held) is not Fill else t.given_to(primitive))
             if type(t) is EagerTracer and t._trace is self
             else _other_operand(self, t)
             for t in tracers
