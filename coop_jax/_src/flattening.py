@@ -75,6 +75,7 @@ class Flattener:
         self.fixed_outside: set[int] = set()
         self.views: dict[Any, list[Equation]] = {}  # see `merging`
         self.put_together: list[PutTogether] = []  # see `stacking`
+        self._index_kernels: dict[int, Kernel] = {}
         self._constant_numbers: dict[int, int] = {}
         self._index_numbers: dict[int, int] = {}
         self._made = Made()
@@ -365,4 +366,7 @@ class Flattener:
         sliced = stacks.part_aval(aval)
         if self._may_view(number) and stacks.may_view_part(aval) and self.can_lie_in_pool(sliced):
             return self.new(sliced, view_of=number, at_bytes=i * costs.nbytes(sliced))
-        return self.emit(stacks.index_kernel(self.cache, aval), [number, self.position(i)])[0]
+        kernel = self._index_kernels.get(number)
+        if kernel is None:  # traced once for all slices
+            kernel = self._index_kernels[number] = stacks.index_kernel(self.cache, aval)
+        return self.emit(kernel, [number, self.position(i)])[0]

@@ -259,12 +259,15 @@ def _written_over(
             )
             given.append(x)
     result: int = operands[over]
+    kernels: dict[Any, Kernel] = {}  # traced once: parts are alike
     for i in range(out_aval.shape[0]):
         others = [program.number(program.part(x, i) if isinstance(x, Stack) else x) for x in given]
         in_avals = [program.avals[n] for n in (result, *others)]
-        kernel = update_kernel(program.cache, eqn, kinds, in_avals, out_aval)
+        key = tuple(map(jaxprs.aval_key, in_avals))
+        if key not in kernels:
+            kernels[key] = update_kernel(program.cache, eqn, kinds, in_avals, out_aval)
         (result,) = program.emit(
-            kernel,
+            kernels[key],
             [result, *others, program.position(i)],
             jaxprs.source_of(eqn.source_info),
             jaxprs.name_stack_of(eqn.source_info),
