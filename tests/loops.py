@@ -22,6 +22,13 @@ class Loop:
     donate: tuple[int, ...] = (0,)
 
 
+def compiled_bytes(compiled: Any) -> int:
+    """What XLA needs: arguments, results that are no arguments, temporary memory."""
+    found = compiled.memory_analysis()
+    kept = found.output_size_in_bytes - found.alias_size_in_bytes
+    return int(found.argument_size_in_bytes + kept + found.temp_size_in_bytes)
+
+
 def array(*shape: int, seed: int = 0) -> np.ndarray:
     """Small random numbers."""
     return np.random.default_rng(seed).normal(0, 0.1, shape).astype(np.float32)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_same_bits
-from loops import Loop, array, loops
+from loops import Loop, array, compiled_bytes, loops
 
 import coop_jax
 from coop_jax._src import policies
@@ -22,11 +22,9 @@ MOST = 1.1
 
 
 def needed_by_jit(loop: Loop) -> int:
-    """Arguments, results that are no arguments, temporary memory."""
+    """Bytes under `jax.jit`."""
     jitted = jax.jit(loop.fn, donate_argnums=loop.donate)
-    found = jitted.lower(*loop.args).compile().memory_analysis()
-    kept = found.output_size_in_bytes - found.alias_size_in_bytes
-    return int(found.argument_size_in_bytes + kept + found.temp_size_in_bytes)
+    return compiled_bytes(jitted.lower(*loop.args).compile())
 
 
 def share(name: str) -> float:
