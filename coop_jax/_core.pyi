@@ -457,11 +457,21 @@ def exit(self: Any, *raised: object) -> None:
 def ensure_signal_stack() -> None:
     """Give this thread a stack of its own for handlers (see cc/python/signal_stack.h)."""
 
+class HolderCount:
+    """How to find how many hold the memory of an array besides it: see cc/python/holder_count.h."""
+
+    def __init__(
+        self, array_at: int, array_type: int, buffer_at: int, buffer_type: int, count_at: int
+    ) -> None: ...
+    def of(self, array: Any) -> int:
+        """Return the count for an array that is not deleted, -1 where it is not known."""
+
 class ArgumentReader:
     """Asks the arrays of a call what it has to know of them, in one pass.
 
     Accessors are functions of one array; ``lies_here`` is one of what ``placement`` returns. What
-    is not exactly of ``type`` is left to the caller, by its position.
+    is not exactly of ``type`` is left to the caller, by its position. ``holders`` counts who else
+    holds the memory of an array; None where nobody can.
     """
 
     def __init__(
@@ -474,7 +484,7 @@ class ArgumentReader:
         address: Callable[[Any], int],
         placement: Callable[[Any], Any],
         lies_here: Callable[[Any], bool],
-        host_view: Callable[[Any], Any],
+        holders: HolderCount | None = None,
     ) -> None: ...
     def unlike(
         self, values: list[Any], avals: list[Any], committed: bool | None = None
@@ -499,12 +509,10 @@ class ArgumentReader:
         arrays: list[Any],
         places: list[int | None],
         given: bytes,
-        drop_host_view: Callable[[Any], bool],
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...], tuple[tuple[int, int], ...]]:
         """Return where, offsets, donated and others of a ``Residency``.
 
-        ``given`` is not 0 for what the caller gives away. ``drop_host_view`` is asked of an array
-        that shares its memory with the host whether it does not any more.
+        ``given`` is not 0 for what the caller gives away.
         """
 
 class CallRecognizer:

@@ -16,7 +16,7 @@ from conftest import assert_same_bits
 import coop_jax
 from coop_jax import _core
 from coop_jax._src import passing
-from coop_jax._src.compat import arguments, arrays
+from coop_jax._src.compat import arguments, arrays, holders
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.residency import ADOPT, FOREIGN, OUTSIDE, Residency
 
@@ -63,19 +63,39 @@ def test_where_arrays_lie(seed: int) -> None:
     found = passing.read_inputs(xs, kinds(len(xs), disposable), DEVICE)
     assert found.arrays == xs
     assert found.places == [arrays.address_of(x) for x in xs]
-    got = passing.residency_of(found, kinds(len(xs), disposable), memory)
+    got = passing.residency_of(found, kinds(len(xs), disposable), (), memory)
     assert got == expected_residency(xs, found.places, disposable, memory)
 
 
-def test_memory_that_numpy_sees_is_not_disposed_of() -> None:
-    """Some versions of JAX keep the view that they gave to NumPy; others keep a copy."""
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("refer", [np.asarray, np.from_dlpack, memoryview, jax.dlpack.from_dlpack])
+def test_memory_that_others_see_is_not_disposed_of(
+    refer: Any, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where jaxlib keeps its count of them somewhere unknown."""
     memory = PoolMemory(1 << 16, DEVICE)
-    seen, copied = memory.lend(0, SPEC), memory.lend(256, SPEC)
-    view = np.asarray(seen)
-    seen._npy_value = view  # type: ignore[attr-defined]
-    copied._npy_value = np.zeros(16)  # type: ignore[attr-defined]
-    found = passing.read_inputs([seen, copied], kinds(2, [True, True]), DEVICE)
-    assert passing.residency_of(found, kinds(2, [True, True]), memory).donated == (False, True)
+    xs = [memory.lend(0, SPEC), memory.lend(256, SPEC)]
+    if hidden:
+        reader = arguments.argument_reader.__wrapped__
+        monkeypatch.setattr(holders, "count_of_holders", lambda device: None)
+        monkeypatch.setattr(arguments, "argument_reader", reader)
+    view = refer(xs[0])
+    for expected in (False, True):
+        found = passing.read_inputs(xs, kinds(2, [True, True]), DEVICE)
+        got = passing.residency_of(found, kinds(2, [True, True]), (), memory)
+        assert got.donated == (expected, True)
+        view = None
+    assert view is None
+
+
+def test_what_a_function_closes_over_is_not_disposed_of() -> None:
+    memory = PoolMemory(1 << 16, DEVICE)
+    inside, outside, other = memory.lend(0, SPEC), jnp.ones(16), memory.lend(256, SPEC)
+    xs = [inside, outside, other]
+    found = passing.read_inputs(xs, kinds(3, [True] * 3), DEVICE)
+    got = passing.residency_of(found, kinds(3, [True] * 3), [inside, outside], memory)
+    assert got.donated == (False, False, True)
+    assert got.where == (FOREIGN, OUTSIDE, FOREIGN)
 
 
 def test_everyday_arrays_are_told_from_others() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -88,7 +89,9 @@ def test_the_same_array_passed_twice(donate: Any) -> None:
 
     step = coop_jax.run(fn, budget="1MiB", donate_argnums=donate)
     shared = jnp.asarray(X)
-    found = step(shared, shared)
+    warns = pytest.warns(UserWarning, match="passed more")
+    with warns if donate != () else contextlib.nullcontext():
+        found = step(shared, shared)
     assert_same_bits(plain(found), (X + 1, X * 2))
     if donate == ():
         assert_same_bits(plain(shared), X)
@@ -165,34 +168,6 @@ def test_views_of_donated_and_kept_inputs() -> None:
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)
         del x, y
-
-
-@pytest.mark.parametrize("kind", ["asarray", "memoryview", "dlpack"])
-def test_a_view_that_the_user_holds_of_a_donated_parameter_never_changes(kind: str) -> None:
-    step = coop_jax.run(lambda w, x: w - 0.1 * (x.T @ (x @ w)), budget="1MiB", donate_argnums=0)
-    w: Any = W
-    for number in range(5):
-        w = step(w, X / 8)
-        if kind == "dlpack":
-            view = np.from_dlpack(w)
-        else:
-            view = np.asarray(w)
-            if kind == "memoryview":
-                view = np.asarray(memoryview(view))
-        before = view.copy()
-        try:
-            w = step(w, X / 8)
-        except RuntimeError as error:
-            message = f"{error} {getattr(error, '__notes__', '')}"
-            w = W
-        else:
-            message = "shared"
-        assert "shared" in message
-        np.testing.assert_array_equal(view, before, err_msg=f"step {number}")
-        assert np.isfinite(np.asarray(w).copy()).all()
-        del view
-    reference = jnp.asarray(W)
-    assert reference.shape == w.shape
 
 
 def test_numpy_arguments_are_never_written() -> None:

@@ -56,8 +56,9 @@ nb::object TupleOf(const std::vector<int64_t>& numbers) {
 
 }  // namespace
 
-ArgumentReader::ArgumentReader(nb::object type, Accessors accessors)
-    : type_(std::move(type)), accessors_(std::move(accessors)) {}
+ArgumentReader::ArgumentReader(nb::object type, Accessors accessors,
+                               std::optional<HolderCount> holders)
+    : type_(std::move(type)), accessors_(std::move(accessors)), holders_(holders) {}
 
 bool ArgumentReader::IsArray(nb::handle x) const {
   return reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) == type_.ptr();
@@ -73,10 +74,6 @@ bool ArgumentReader::IsCommitted(nb::handle x) const { return Says(accessors_.is
 
 bool ArgumentReader::IsHereAndReady(nb::handle x) {
   return LiesHere(Ask(accessors_.placement, x)) && Says(accessors_.is_ready, x);
-}
-
-bool ArgumentReader::HasHostView(nb::handle x) const {
-  return !Ask(accessors_.host_view, x).is_none();
 }
 
 uint64_t ArgumentReader::AddressOf(nb::handle x) const {
@@ -149,8 +146,8 @@ std::vector<size_t> ArgumentReader::Left(nb::list values, nb::tuple given) const
   return left;
 }
 
-nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places, nb::bytes given,
-                              nb::handle drop_host_view) const {
+nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places,
+                              nb::bytes given) const {
   const size_t count = arrays.size();
   if (places.size() != count) throw std::invalid_argument("one place for each array is needed");
   const std::string_view flags = Flags(given, count);
@@ -193,16 +190,13 @@ nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places,
   for (size_t i = 0; i < count; ++i) {
     const bool has_place = !nb::handle(places[i]).is_none();
     const int64_t offset = has_place ? memory.OffsetOf(at[i]) : -1;
-    bool mine = flags[i] != 0 && has_place && is_alone(at[i]);
+    bool mine = flags[i] != 0 && has_place && is_alone(at[i]) &&
+                (!IsArray(arrays[i]) || IsUnshared(arrays[i]));
     Program::Where lies = Program::Where::kOutside;
     if (offset >= 0 && is_first(offset)) {
       offsets[i] = offset;
       lies = Program::Where::kForeign;
       mine = mine && memory.LiveCount(offset) == 1;
-      const nb::handle x = arrays[i];
-      if (mine && (!IsArray(x) || HasHostView(x))) {
-        mine = nb::cast<bool>(drop_host_view(x));
-      }
     } else if (offset >= 0) {
       mine = false;
     } else if (mine) {
@@ -219,31 +213,49 @@ nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places,
 }
 
 void BindArgumentReader(nb::module_& module) {
+  nb::class_<HolderCount>(module, "HolderCount",
+                          "How to find how many hold the memory of an array besides it.")
+      .def(
+          "__init__",
+          [](HolderCount* self, int64_t array_at, uint64_t array_type, int64_t buffer_at,
+             uint64_t buffer_type, int64_t count_at) {
+            new (self) HolderCount{.array_at = array_at,
+                                   .array_type = array_type,
+                                   .buffer_at = buffer_at,
+                                   .buffer_type = buffer_type,
+                                   .count_at = count_at};
+          },
+          nb::arg("array_at"), nb::arg("array_type"), nb::arg("buffer_at"), nb::arg("buffer_type"),
+          nb::arg("count_at"))
+      .def(
+          "of", [](const HolderCount& self, nb::handle array) { return self.Of(array.ptr()); },
+          nb::arg("array"));
   nb::class_<ArgumentReader>(module, "ArgumentReader",
                              "Asks the arrays of a call what it has to know, in one pass.")
       .def(
           "__init__",
           [](ArgumentReader* self, nb::object type, nb::object aval, nb::object is_deleted,
              nb::object is_committed, nb::object is_ready, nb::object address, nb::object placement,
-             nb::object lies_here, nb::object host_view) {
-            new (self) ArgumentReader(std::move(type), {.aval = std::move(aval),
-                                                        .is_deleted = std::move(is_deleted),
-                                                        .is_committed = std::move(is_committed),
-                                                        .is_ready = std::move(is_ready),
-                                                        .address = std::move(address),
-                                                        .placement = std::move(placement),
-                                                        .lies_here = std::move(lies_here),
-                                                        .host_view = std::move(host_view)});
+             nb::object lies_here, std::optional<HolderCount> holders) {
+            new (self) ArgumentReader(std::move(type),
+                                      {.aval = std::move(aval),
+                                       .is_deleted = std::move(is_deleted),
+                                       .is_committed = std::move(is_committed),
+                                       .is_ready = std::move(is_ready),
+                                       .address = std::move(address),
+                                       .placement = std::move(placement),
+                                       .lies_here = std::move(lies_here)},
+                                      holders);
           },
           nb::arg("type"), nb::arg("aval"), nb::arg("is_deleted"), nb::arg("is_committed"),
           nb::arg("is_ready"), nb::arg("address"), nb::arg("placement"), nb::arg("lies_here"),
-          nb::arg("host_view"))
+          nb::arg("holders") = nb::none())
       .def("unlike", &ArgumentReader::Unlike, nb::arg("values"), nb::arg("avals"),
            nb::arg("committed") = nb::none())
       .def("read", &ArgumentReader::Read, nb::arg("values"), nb::arg("plain"))
       .def("left", &ArgumentReader::Left, nb::arg("values"), nb::arg("given"))
       .def("lie", &ArgumentReader::Lie, nb::arg("pool"), nb::arg("arrays"), nb::arg("places"),
-           nb::arg("given"), nb::arg("drop_host_view"));
+           nb::arg("given"));
 }
 
 }  // namespace coop::python

@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+#include "cc/python/holder_count.h"
+
 namespace coop::python {
 
 class ArgumentReader {
@@ -35,11 +37,11 @@ class ArgumentReader {
     nanobind::object address;       // an int
     nanobind::object placement;     // an object that says where it lies
     nanobind::object lies_here;     // of a placement: whether it is the device of the call
-    nanobind::object host_view;     // None, or what shares its memory with the host
   };
 
-  // `type`: arrays are exactly of this type.
-  ArgumentReader(nanobind::object type, Accessors accessors);
+  // `type`: arrays are exactly of this type. `holders`: how to count who else holds the memory of
+  // an array; nothing where nobody can.
+  ArgumentReader(nanobind::object type, Accessors accessors, std::optional<HolderCount> holders);
 
   // Positions of what is no array, was deleted, or is not of the abstract value given for it; with
   // `committed` also where that differs.
@@ -55,11 +57,9 @@ class ArgumentReader {
 
   // Where arrays lie with regard to a pool, and which of them a call may dispose of, as
   // (where, offsets, donated, others): see coop_jax/_src/passing.py. `places`: addresses or None;
-  // `given`: 1 for what the caller gives away; `drop_host_view`: of an array that has one, whether
-  // it could be dropped.
+  // `given`: 1 for what the caller gives away.
   [[nodiscard]] nanobind::tuple Lie(nanobind::handle pool, nanobind::list arrays,
-                                    nanobind::list places, nanobind::bytes given,
-                                    nanobind::handle drop_host_view) const;
+                                    nanobind::list places, nanobind::bytes given) const;
 
   // Of one value; but for the first it has to be an array, but for the second one not deleted.
   [[nodiscard]] bool IsArray(nanobind::handle x) const;
@@ -67,7 +67,10 @@ class ArgumentReader {
   [[nodiscard]] bool IsLike(nanobind::handle x, nanobind::handle aval);
   [[nodiscard]] bool IsCommitted(nanobind::handle x) const;
   [[nodiscard]] bool IsHereAndReady(nanobind::handle x);
-  [[nodiscard]] bool HasHostView(nanobind::handle x) const;
+  // Whether nobody reads its memory but through the array itself.
+  [[nodiscard]] bool IsUnshared(nanobind::handle x) const {
+    return !holders_ || holders_->Of(x.ptr()) == 0;
+  }
   [[nodiscard]] uint64_t AddressOf(nanobind::handle x) const;
 
  private:
@@ -76,6 +79,7 @@ class ArgumentReader {
 
   nanobind::object type_;
   Accessors accessors_;
+  std::optional<HolderCount> holders_;
   std::vector<nanobind::object> here_;  // placements that lie here: most arrays share a few
   // Abstract values found to be equal: to compare two is slow, and they are the same at every step.
   std::map<std::pair<PyObject*, PyObject*>, std::pair<nanobind::object, nanobind::object>> equal_;

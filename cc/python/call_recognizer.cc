@@ -86,7 +86,7 @@ bool CallRecognizer::Look(size_t i, nb::handle x, Found& found) {
   found = {memory_.OffsetOf(reader_.AddressOf(x)), reader_.IsCommitted(x)};
   // What lies in the pool lies on its device, and whatever made it is done.
   if (found.offset == kOutside) return reader_.IsHereAndReady(x);
-  return !disposable_[i] || !reader_.HasHostView(x);
+  return !disposable_[i] || reader_.IsUnshared(x);
 }
 
 const CallRecognizer::Found* CallRecognizer::Known(size_t i, nb::handle x) const {
@@ -136,7 +136,7 @@ int64_t CallRecognizer::Recognize(nb::list arrays) {
     if (const Found* const known = Known(i, x)) {
       found = *known;
       const bool gone = reader_.IsDeleted(x);
-      if (gone || (disposable_[i] && found.offset != kOutside && reader_.HasHostView(x))) return -1;
+      if (gone || (disposable_[i] && found.offset != kOutside && !reader_.IsUnshared(x))) return -1;
     } else if (Look(i, x, found)) {
       Learn(i, x, found);
     } else {

@@ -32,3 +32,19 @@ def check_leaves(leaves: Sequence[Any], *, tracers: bool = False) -> None:
                 f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
                 " call, or delete() was called on it"
             )
+
+
+def donated_names(tree: Any, leaves: Sequence[Any], donated: Sequence[bool]) -> tuple[str, ...]:
+    """How a caller knows each donated leaf of a tree from `Convention.flatten`; "" for others."""
+    if not any(donated):
+        return ("",) * len(donated)
+    given = jax.tree_util.tree_unflatten(tree, leaves)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+    return tuple(
+        f"argument {_key(path[1])}{jax.tree_util.keystr(path[2:])}" if is_donated else ""
+        for path, is_donated in zip(paths, donated, strict=True)
+    )
+
+
+def _key(key: Any) -> Any:
+    return key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key

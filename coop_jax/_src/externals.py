@@ -75,12 +75,11 @@ class Externals:
         return value
 
     def donated_value_of(self, x: jax.Array, reserve: Reserve) -> Value:
-        """As `value_of`, but the array is given up: deleted when nothing reads it any more."""
+        """As `value_of`, but the array is given up: deleted when nothing reads it any more.
+
+        Nobody else may read its memory.
+        """
         offset = self._memory.offset_of(x)
-        if offset >= 0 and (
-            self._memory.pool.live_count(offset) > 1 or not arrays.drop_numpy_view(x)
-        ):
-            return self.value_of(x, reserve)
         value = self.value_of(x, reserve)
         self._known.pop(id(x), None)
         if offset >= 0:

@@ -1,22 +1,24 @@
 """A `run` program that branches or loops on values: planned as the values become known.
 
-Invariants: donated arguments are overwritten or freed, unless they are returned; references get
-their last contents as further results. Thread rule: under the runtime's lock.
+Invariants: donated arguments are overwritten or freed, unless they are returned or somebody else
+reads their memory; references get their last contents as further results.
+Thread rule: under the runtime's lock.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from coop_jax._src import interpreter
 from coop_jax._src.compat import arrays
+from coop_jax._src.donation import warn_of_kept
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.learning import Lesson, is_worthwhile
+from coop_jax._src.passing import Inputs, residency_of
 from coop_jax._src.refs import RefCell, wrapped
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.session import Session
@@ -26,7 +28,7 @@ from coop_jax._src.signatures import Signature, is_donatable
 def run_online(
     runtime: Runtime,
     signature: Signature,
-    inputs: Sequence[jax.Array],
+    inputs: Inputs,
     interrupts: Interrupts,
 ) -> list[jax.Array]:
     """Runs a program equation by equation.
@@ -40,7 +42,11 @@ def run_online(
     Returns:
       The results, then the last contents of each input that is a reference.
     """
-    donated = [x for x, d in zip(inputs, signature.donated, strict=True) if d]
+    given = inputs.arrays
+    stored = dataclasses.replace(inputs, arrays=[arrays.stored(x) for x in given])
+    residency = residency_of(stored, signature.kinds, signature.constants, runtime.memory())
+    warn_of_kept(signature, inputs, residency.donated)
+    donated = [x for x, d in zip(given, residency.donated, strict=True) if d]
     if signature.lesson is None and is_worthwhile(runtime.policy, runtime.budget_bytes):
         signature.lesson = Lesson()
     # Half of what is learned may be old where something is raised meanwhile: then it is forgotten.
@@ -50,7 +56,7 @@ def run_online(
     try:
         cells: list[Any] = [
             wrapped(v.aval, session.donated_value_of(x) if d else session.value_of(x))
-            for v, x, d in zip(signature.jaxpr.invars, inputs, signature.donated, strict=True)
+            for v, x, d in zip(signature.jaxpr.invars, given, residency.donated, strict=True)
         ]
         written = [x for x in cells if type(x) is RefCell]
         results = interpreter.call(session, signature.jaxpr, signature.constants, cells)

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from coop_jax._src.arguments import check_leaves
-from coop_jax._src.compat import arguments, arrays, jaxprs, transfers, wide
+from coop_jax._src.compat import arguments, arrays, holders, jaxprs, transfers, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Program
@@ -67,7 +67,8 @@ class InputKinds:
 
     Attributes:
       plain: whether it is an ordinary array, of a strong type of whole bytes, and not empty.
-      disposable: whether it is donated and lies in the pool.
+      disposable: whether it is donated and lies in the pool; of a program that is not known,
+        whether it is donated.
       viewed: numbers of those that are disposable, and have views in the program.
       keys: numbers of those that are typed random keys.
     """
@@ -78,7 +79,9 @@ class InputKinds:
     keys: tuple[int, ...]
 
 
-def input_kinds(avals: Sequence[Any], program: Program | None) -> InputKinds:
+def input_kinds(
+    avals: Sequence[Any], donated: Sequence[bool], program: Program | None
+) -> InputKinds:
     """The kinds of inputs of these abstract values; `program` may be None if it is not known."""
     plain = bytes(
         isinstance(a, jaxprs.ShapedArray)
@@ -87,9 +90,9 @@ def input_kinds(avals: Sequence[Any], program: Program | None) -> InputKinds:
         for a in avals
     )
     if program is None:
-        return InputKinds(plain, bytes(len(avals)), (), ())
+        return InputKinds(plain, bytes(donated), (), ())
     storages = [program.storages[program.values[v].storage] for v in program.inputs]
-    disposable = [d and not s.outside for s, d in zip(storages, program.donated, strict=True)]
+    disposable = [d and not s.outside for s, d in zip(storages, donated, strict=True)]
     viewed = [n for n, s in enumerate(storages) if disposable[n] and len(s.values) > 1]
     keys = [n for n, a in enumerate(avals) if arrays.is_keys(a.dtype)]
     return InputKinds(plain, bytes(disposable), tuple(viewed), tuple(keys))
@@ -134,6 +137,8 @@ def as_array(value: Any, device: jax.Device) -> jax.Array:
     Raises:
       ValueError: it was put elsewhere, or lies on several devices.
     """
+    if getattr(value, "dtype", None) == jax.dtypes.float0:
+        value = np.zeros(value.shape, bool)  # as `jax.jit` has it; nobody reads it
     if not isinstance(value, jax.Array):
         value = arguments.from_host(value, device)
     value = transfers.on_device(value, device)
@@ -144,9 +149,12 @@ def as_array(value: Any, device: jax.Device) -> jax.Array:
 
 
 def constants_on(constants: Sequence[Any], device: jax.Device) -> list[jax.Array]:
-    """The constants of a program on the device: copies, as whoever has them may write into them.
+    """What a function closes over, on the device.
 
-    They are no transfers of the caller's, which may have forbidden those (`jax.transfer_guard`).
+    Copies of NumPy arrays, as whoever has them may write into them; of JAX's, other arrays over
+    their memory: the caller's may be deleted or donated, and `jax.jit`, too, has what it closed
+    over then. They are no transfers of the caller's, which may have forbidden those
+    (`jax.transfer_guard`).
     """
     with jax.transfer_guard("allow"):
         return [_constant(c, device) for c in constants]
@@ -157,7 +165,8 @@ def _constant(value: Any, device: jax.Device) -> jax.Array:
         value = value.copy()
         if wide.is_wide(value.dtype):  # its type is that of the program
             value = transfers.put(value, device)
-    return as_array(value, device)
+    array = as_array(value, device)
+    return array if arrays.is_keys(array.dtype) else transfers.alias(array, device)
 
 
 def place_of(x: jax.Array) -> int | None:
@@ -200,18 +209,38 @@ def prepare(inputs: Inputs, kinds: InputKinds) -> None:
             inputs.arrays[number], inputs.places[number] = copy, place_of(copy)
 
 
-def residency_of(inputs: Inputs, kinds: InputKinds, memory: PoolMemory) -> Residency:
+def residency_of(
+    inputs: Inputs, kinds: InputKinds, closed_over: Sequence[Any], memory: PoolMemory
+) -> Residency:
     """Where the inputs lie, and which of them this call may dispose of.
 
-    Memory that two inputs share (the same array twice, a view of one in the other), or that anybody
-    else may read (another array, a NumPy view), is only read, whatever was donated. Of inputs that
-    share a block of the pool the first stands for it; the others count as outside, which is safe.
+    Memory that two inputs share (the same array twice, a view of one in the other), that the
+    function closes over, or that anybody else may read (another array, a NumPy view, a DLPack
+    tensor), is only read, whatever was donated. Of inputs that share a block of the pool the first
+    stands for it; the others count as outside, which is safe.
     """
+    given = kinds.disposable
+    if closed_over and any(given):
+        read = {place_of(arrays.stored(x)) for x in closed_over}
+        given = bytes(d and p not in read for d, p in zip(given, inputs.places, strict=True))
+    if holders.are_hidden(memory.device):
+        _lend_anew(inputs, given, memory)
     reader = arguments.argument_reader(memory.device)
-    where, offsets, donated, others = reader.lie(
-        memory.pool, inputs.arrays, inputs.places, kinds.disposable, arrays.drop_numpy_view
-    )
+    where, offsets, donated, others = reader.lie(memory.pool, inputs.arrays, inputs.places, given)
     return Residency(where, offsets, donated, others)
+
+
+def _lend_anew(inputs: Inputs, given: bytes, memory: PoolMemory) -> None:
+    """Lets each array that was given away be another holder of its memory than its views.
+
+    Where nobody can tell what else holds it, the pool can: after this it counts both.
+    """
+    for n, x in enumerate(inputs.arrays):
+        place = inputs.places[n]
+        offset = memory.pool.offset_of(place) if given[n] and place is not None else -1
+        if offset >= 0 and memory.pool.live_count(offset) == 1:
+            x.delete()
+            arrays.replace_buffer(x, memory.lend(offset, memory.spec(x.aval)))
 
 
 def moved_out(residency: Residency) -> Residency:
@@ -290,6 +319,8 @@ def as_result(value: Any, aval: Any, *, committed: bool) -> Any:
     """An output as another array: of the abstract value that the caller expects, as committed."""
     if not isinstance(aval, jaxprs.ShapedArray):
         return value
+    if aval.dtype == jax.dtypes.float0:  # there is nothing on the device, nor in what `jit` returns
+        return np.zeros(aval.shape, jax.dtypes.float0)
     return arrays.with_aval(
         value, weak_type=aval.weak_type, committed=committed, shape=aval.shape, dtype=aval.dtype
     )

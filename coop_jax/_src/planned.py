@@ -17,6 +17,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import planning, progress
+from coop_jax._src.donation import warn_of_kept
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.fitting import Launches, fitted, launched, smallest_fitting, without_search
@@ -172,7 +173,8 @@ def run_planned(
     begin = time.perf_counter()
     memory = runtime.memory()
     prepare(inputs, signature.kinds)
-    residency = residency_of(inputs, signature.kinds, memory)
+    residency = residency_of(inputs, signature.kinds, signature.constants, memory)
+    warn_of_kept(signature, inputs, residency.donated)
     form = form_of(runtime, signature, residency)
     program = form.program
     assert program is not None

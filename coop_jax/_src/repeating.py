@@ -21,7 +21,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src.calling import Convention, Fixed
-from coop_jax._src.compat import arguments, arrays
+from coop_jax._src.compat import arguments, arrays, holders
 from coop_jax._src.compat.contexts import Context
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.interrupts import Interrupts
@@ -203,6 +203,7 @@ def note(
         or signature.has_refs
         or signature.kinds.keys
         or None in inputs.places
+        or holders.are_hidden(runtime.device)
         or not {id(x) for x in inputs.arrays}.isdisjoint(map(id, ran.values))
         or any(
             x is not y and n not in host

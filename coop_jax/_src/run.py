@@ -326,7 +326,7 @@ class BudgetedFunction(Generic[P, R]):
         inputs = read_inputs(given, signature.kinds, runtime.device)
         ran = None
         if signature.program is None:
-            values = run_online(runtime, signature, inputs.arrays, interrupts)
+            values = run_online(runtime, signature, inputs, interrupts)
         else:
             ran = run_planned(runtime, signature, inputs, interrupts, fused=self._fusion)
             values = ran.values

@@ -12,6 +12,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import advice, kernels, planning, primitives, progress
+from coop_jax._src.arguments import donated_names
 from coop_jax._src.calling import Convention, Fixed
 from coop_jax._src.compat import arrays, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
@@ -99,6 +100,7 @@ class Signature:
     out_tree: Any
     out_avals: list[Any]
     donated: tuple[bool, ...]
+    donated_names: tuple[str, ...]  # of inputs that the caller donates; "" for the others
     kinds: InputKinds
     program: Program | None  # None: it branches or loops on values, so its order is not known
     constants: list[jax.Array]
@@ -111,6 +113,7 @@ class Signature:
     tier: Tier
     lesson: Lesson | None = None  # of calls that branch or loop on values
     unrolled: Unrolled | None = None  # of whose plan the program is what it is, in segments
+    warned: bool = False  # that donated arguments are kept
     known: KnownCalls | None = None  # those that need not be looked at closely again
 
 
@@ -143,6 +146,8 @@ def traced_signature(
     transfers.check_places(constants, device)
     primitives.check_program(jaxpr)
     jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
+    named = [d and not compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)]
+    names = donated_names(tree, leaves, named) + ("",) * len(refs)
     # A reference owns its contents, so they are replaced where they are.
     owned = [d or compat_refs.is_ref(x) for d, x in zip(donated, leaves, strict=True)]
     owned += [True] * len(refs)
@@ -158,7 +163,8 @@ def traced_signature(
         out_tree=out_tree,
         out_avals=[v.aval for v in jaxpr.outvars],
         donated=tuple(owned),
-        kinds=input_kinds([v.aval for v in jaxpr.invars], program),
+        donated_names=names,
+        kinds=input_kinds([v.aval for v in jaxpr.invars], owned, program),
         program=program,
         constants=constants_on(constants, device),
         engine_programs={},

@@ -15,7 +15,7 @@ import jax
 from jax._src import array as _array
 
 from coop_jax._core import ArgumentReader
-from coop_jax._src.compat import transfers
+from coop_jax._src.compat import holders, transfers
 
 
 @functools.lru_cache(maxsize=64)
@@ -41,7 +41,7 @@ def argument_reader(device: jax.Device) -> ArgumentReader:
         address=kind.unsafe_buffer_pointer,
         placement=accessor("sharding"),
         lies_here=lies_here,
-        host_view=accessor("_npy_value"),
+        holders=holders.count_of_holders(device),
     )
 
 

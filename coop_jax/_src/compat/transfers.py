@@ -120,3 +120,20 @@ def _put(value: Any, device: jax.Device) -> jax.Array:
         array: jax.Array = jax.device_put(value, device)
         arrays.wait(array)
         return array
+
+
+def alias(array: jax.Array, device: jax.Device) -> jax.Array:
+    """Another array over the same memory, which stays when the first is deleted or donated.
+
+    The array itself where that is not known to be so.
+    """
+    if device.platform != "cpu" or not array.size or arrays.dlpack_type(array.dtype) is None:
+        return array
+    other = _jax.dlpack_managed_tensor_to_buffer(array.__dlpack__(), device, None)
+    return arrays.with_aval(
+        other,
+        weak_type=False,
+        committed=arrays.is_committed(array),
+        shape=array.shape,
+        dtype=array.dtype,
+    )
