@@ -46,6 +46,11 @@ class Recent(Generic[V]):
     def __len__(self) -> int:
         return len(self._held)
 
+    def values(self) -> list[V]:
+        """All that is kept, what was used last at the end."""
+        with self._lock:
+            return list(self._held.values())
+
     def get(self, key: Hashable) -> V | None:
         """What is kept of a key."""
         with self._lock:
