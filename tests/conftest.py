@@ -105,6 +105,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         first = metafunc.config.getoption("--first-seed")
         count = metafunc.config.getoption("--programs")
         metafunc.parametrize("program_seed", range(first, first + count))
+    if "loop_seed" in metafunc.fixturenames:  # each takes as long as three programs
+        first = metafunc.config.getoption("--first-seed")
+        count = -(-metafunc.config.getoption("--programs") // 3)
+        metafunc.parametrize("loop_seed", range(first, first + count))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,167 @@
+"""Random training loops: few plans, the same bits at every budget, whatever happens in between.
+
+CI runs the first 12 or so; nightly: `python -m pytest tests/property --programs 2000`.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import pytest
+from conftest import bits_of, smallest_feasible
+from loops import STEPS, TrainingLoop, random_loop
+
+import coop_jax
+
+# A state that is given back is planned for where it comes from, and for where it ends.
+MOST_PLANS = 3
+
+# What a program is made of depends on these, or what an operation is.
+CONFIGURATIONS = [
+    lambda: jax.threefry_partitionable(False),
+    lambda: jax.default_matmul_precision("float32"),
+    lambda: jax.numpy_rank_promotion("allow"),
+    lambda: jax.enable_x64(True),
+    lambda: jax.debug_nans(True),
+]
+
+tally: collections.Counter[str] = collections.Counter()
+
+
+class Interruption(Exception):
+    pass
+
+
+class Signals:
+    """A timer of the process; its handler does nothing, or raises."""
+
+    def __init__(self, draw: random.Random):
+        self._draw, self._raises = draw, False
+
+    def __enter__(self) -> Signals:
+        self._before = signal.signal(signal.SIGALRM, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+    def _handle(self, *_: object) -> None:
+        tally["signals"] += 1
+        if self._raises:
+            raise Interruption
+
+    def soon(self, *, raises: bool) -> None:
+        """A signal within five milliseconds."""
+        self._raises = raises
+        signal.setitimer(signal.ITIMER_REAL, self._draw.uniform(1e-5, 5e-3))
+
+    def none(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._raises = False
+
+
+def train(step: Any, loop: TrainingLoop) -> list[Any]:
+    """Eight steps; what each returned but the state, then the last state."""
+    state, seen = loop.state(), []
+    for n in range(STEPS):
+        state, loss = step(state, loop.batch(n))
+        seen.append(loss)
+    return [*map(bits_of, seen), bits_of(state)]
+
+
+def train_disturbed(step: Any, loop: TrainingLoop, draw: random.Random) -> list[Any]:
+    """The same, with calls of the step in another configuration, and signals, in between."""
+    state, seen = loop.state(), []
+    with Signals(draw) as signals:
+        for n in range(STEPS):
+            batch = loop.batch(n)
+            if draw.random() < 0.3:
+                with draw.choice(CONFIGURATIONS)():
+                    step(jax.tree.map(jnp.copy, state), batch)
+                tally["calls in another configuration"] += 1
+            if draw.random() < 0.3:  # a call with a time-out, on a state of its own
+                copied = jax.tree.map(jnp.copy, state)
+                try:
+                    signals.soon(raises=True)
+                    step(copied, batch)
+                    time.sleep(6e-3)
+                except Interruption:
+                    tally["calls that ended in an exception"] += 1
+                finally:
+                    signals.none()
+            signals.soon(raises=False)
+            state, loss = step(state, batch)
+            seen.append(loss)
+    return [*map(bits_of, seen), bits_of(state)]
+
+
+def plans_of(step: Any) -> list[int]:
+    return [signature.planned for signature in step._signatures.values()]
+
+
+def check_loop(seed: int) -> None:
+    loop, draw = random_loop(seed), random.Random(~seed)
+    fusion = draw.random() < 0.5
+    runtime = coop_jax.Runtime(None)
+    step = coop_jax.run(loop.step, donate_argnums=0, runtime=runtime, fusion=fusion)
+    expected = train(step, loop)
+    assert max(plans_of(step)) <= MOST_PLANS, f"{loop.name}, no budget: {plans_of(step)} plans"
+    peak = runtime.stats().peak_bytes
+    policy = draw.choice(["lookahead", "coop", "dtr"])
+
+    def within(budget: int) -> Any:
+        inside = coop_jax.Runtime(budget, policy)
+        made = coop_jax.run(loop.step, donate_argnums=0, runtime=inside, fusion=fusion)
+        made(loop.state(), loop.batch(0))
+        return made
+
+    budget = smallest_feasible(within, int(peak * draw.uniform(0.5, 1.0)), peak)
+    step = within(budget)
+    context = f"{loop.name}, {policy}, {budget} of {peak} bytes, {fusion=}"
+    assert train(step, loop) == expected, context
+    assert max(plans_of(step)) <= MOST_PLANS, f"{context}: {plans_of(step)} plans"
+    assert step.runtime.stats().peak_bytes <= budget, context
+    tally["loops"] += 1
+    tally["evicting loops"] += step.runtime.stats().rematerialisations > 0
+    # Other configurations need other programs, which may need more.
+    step = coop_jax.run(loop.step, donate_argnums=0, budget=2 * peak, policy=policy, fusion=fusion)
+    assert train_disturbed(step, loop, draw) == expected, f"disturbed: {context}"
+
+
+@pytest.fixture(autouse=True)
+def short_searches() -> Iterator[None]:
+    from coop_jax._src import improving
+
+    with mock.patch.object(improving, "_MOST_PLANS", improving._ROUND):
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:.*counts as not donated.*:UserWarning")
+def test_a_training_loop_settles_and_ends_in_the_same_bits(loop_seed: int) -> None:
+    try:
+        check_loop(loop_seed)
+    except BaseException as error:
+        error.add_note(
+            f"seed {loop_seed}; alone: python -m pytest tests/property/test_loops.py"
+            f" --programs 1 --first-seed {loop_seed}"
+        )
+        raise
+
+
+def test_something_was_disturbed() -> None:
+    """Runs after the loops of this process; needs enough of them to say something."""
+    if tally["loops"] < 8:
+        pytest.skip("too few loops ran here")
+    print(dict(tally))
+    assert tally["signals"] > tally["loops"]
+    assert tally["calls in another configuration"] > tally["loops"] / 2
+    assert tally["evicting loops"] > 0
