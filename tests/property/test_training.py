@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import bits_of, smallest_feasible
-from loops import STEPS, TrainingLoop, random_loop
+from training import STEPS, TrainingLoop, random_loop
 
 import coop_jax
 
@@ -151,7 +151,7 @@ def test_a_training_loop_settles_and_ends_in_the_same_bits(loop_seed: int) -> No
         check_loop(loop_seed)
     except BaseException as error:
         error.add_note(
-            f"seed {loop_seed}; alone: python -m pytest tests/property/test_loops.py"
+            f"seed {loop_seed}; alone: python -m pytest tests/property/test_training.py"
             f" --programs 1 --first-seed {loop_seed}"
         )
         raise

@@ -146,9 +146,7 @@ def random_loop(seed: int) -> TrainingLoop:
         params = optax.apply_updates(state["params"], updates)
         new = {"params": params, "optimizer": kept}
         if averaged:
-            new["average"] = jax.tree.map(
-                lambda a, p: 0.9 * a + 0.1 * p, state["average"], params
-            )
+            new["average"] = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, state["average"], params)
         if keyed:
             new["key"] = jax.random.fold_in(key, 1)
         if counted:
