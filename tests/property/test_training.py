@@ -36,7 +36,7 @@ CONFIGURATIONS = [
 tally: collections.Counter[str] = collections.Counter()
 
 
-class Interruption(Exception):
+class TimeOutError(Exception):
     pass
 
 
@@ -57,7 +57,7 @@ class Signals:
     def _handle(self, *_: object) -> None:
         tally["signals"] += 1
         if self._raises:
-            raise Interruption
+            raise TimeOutError
 
     def soon(self, *, raises: bool) -> None:
         """A signal within five milliseconds."""
@@ -94,7 +94,7 @@ def train_disturbed(step: Any, loop: TrainingLoop, draw: random.Random) -> list[
                     signals.soon(raises=True)
                     step(copied, batch)
                     time.sleep(6e-3)
-                except Interruption:
+                except TimeOutError:
                     tally["calls that ended in an exception"] += 1
                 finally:
                     signals.none()
