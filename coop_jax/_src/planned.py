@@ -93,8 +93,7 @@ def _make(
         compiled, used = compile_plan(
             plan,
             program,
-            residency.where,
-            residency.donated,
+            residency,
             runtime.memory(),
             runtime._cache,
             provision=provision,

@@ -22,6 +22,7 @@ from coop_jax._src.flattening import SMALL_BYTES, DynamicControlFlow, Flattener,
 from coop_jax._src.fusible import may_be_absorbed
 from coop_jax._src.fusing import fuse
 from coop_jax._src.kernels import Kernel, KernelCache
+from coop_jax._src.replacing import replaced_inputs
 from coop_jax._src.updates import run_early
 
 __all__ = ["DynamicControlFlow", "Operation", "Program", "Storage", "Value", "build_program"]
@@ -204,7 +205,10 @@ def _choose_in_place(
         {}, {storage_of[v]: k for k, (v, d) in enumerate(zip(inputs, donated, strict=True)) if d}
     )
 
-    replaced = _replaced_inputs(flattener, inputs, outputs, donated)
+    def kind(value: int) -> tuple[int, Any]:
+        return storage_of[value], (avals[value].shape, avals[value].dtype)
+
+    replaced = replaced_inputs([kind(v) for v in inputs], donated, [kind(v) for v in outputs])
     for op in reversed(operations):
         # What is written over part by part ends up where its first form lies.
         if op.kernel.touches_part and op.kernel.in_place_operands:
@@ -272,24 +276,6 @@ def _choose_in_place(
                             free.remove(n)
                         break
     return chosen
-
-
-def _replaced_inputs(
-    flattener: Flattener, inputs: Sequence[int], outputs: Sequence[int], donated: Sequence[bool]
-) -> dict[int, int]:
-    """Storages of outputs -> the donated inputs they replace: of a kind, first by first."""
-    kinds: dict[Any, list[int]] = {}
-    for number in reversed(range(len(inputs))):
-        if donated[number]:
-            aval = flattener.avals[inputs[number]]
-            kinds.setdefault((aval.shape, aval.dtype), []).append(number)
-    replaced: dict[int, int] = {}
-    for value in outputs:
-        aval, storage = flattener.avals[value], flattener.storages[value]
-        free = kinds.get((aval.shape, aval.dtype))
-        if free and storage not in replaced:
-            replaced[storage] = free.pop()
-    return replaced
 
 
 def _completed_origins(

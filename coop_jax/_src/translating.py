@@ -12,22 +12,25 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from coop_jax import _core
+from coop_jax._src import costs, kernels, settling
 from coop_jax._src.compiling import compile_together
 from coop_jax._src.fitting import modes_of
 from coop_jax._src.instructions import CompiledPlan, Forget, Instruction, Run, View
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.numbering import Places
-from coop_jax._src.program import Program
+from coop_jax._src.program import Operation, Program
+from coop_jax._src.residency import ADOPT, Residency
 from coop_jax._src.workspaces import Provision, refill_seconds
 
 
 def compile_plan(
     plan: _core.Plan,
     program: Program,
-    where: Sequence[int],
-    donated: Sequence[bool],
+    residency: Residency,
     memory: PoolMemory,
     cache: KernelCache,
     *,
@@ -49,7 +52,7 @@ def compile_plan(
         memory.device,
         cache,
     )
-    translator = _Translator(plan, program, where, donated, memory, cache, provision)
+    translator = _Translator(plan, program, residency, memory, cache, provision)
     instructions = translator.translate()
     outputs, kept = tuple(map(translator.place_of, program.outputs)), translator.kept_outputs()
     held = {position for position, _ in kept}
@@ -64,7 +67,7 @@ def compile_plan(
         constants=constants,
         adopt=translator.adopt,
         reserved=tuple(plan.reserved),
-        stats=plan.stats,
+        stats=translator.stats(),
         workspace_bytes=max([provision.reserved_bytes, *(n for _, n in translator.workspaces)]),
         reserved_workspace_bytes=provision.reserved_bytes,
         outside_bytes=outside_bytes,
@@ -82,8 +85,7 @@ class _Translator:
         self,
         plan: _core.Plan,
         program: Program,
-        where: Sequence[int],
-        donated: Sequence[bool],
+        residency: Residency,
         memory: PoolMemory,
         cache: KernelCache,
         provision: Provision,
@@ -96,6 +98,8 @@ class _Translator:
         self.offset_of: dict[int, int] = {}  # storage -> offset while it is in the pool
         self.present: set[int] = set()
         self.actions = plan.actions
+        self.plan, self.residency = plan, residency
+        self.most_moved_bytes = 0
         self.outputs = dict.fromkeys(program.outputs)
         adopt = []
         self.donated_storages = set()
@@ -106,14 +110,22 @@ class _Translator:
             self.present.add(value)
             if offset >= 0:
                 self.offset_of[storage] = offset
-            if donated[number]:
+            if residency.donated[number]:
                 self.donated_storages.add(storage)
-            if where[number] == 2:
+            if residency.where[number] == ADOPT:
                 adopt.append((number, memory.spec(program.values[value].aval), offset))
         self.adopt = tuple(adopt)
         self.present.update(v for v, _ in program.constants)
         self.out: list[Instruction] = []
         self.kept: dict[int, tuple[int, int]] = {}  # value -> (number of its launch, offset)
+
+    def stats(self) -> dict[str, Any]:
+        """Those of the plan, and what is moved at its end."""
+        stats: dict[str, Any] = self.plan.stats
+        at_the_end = stats["in_use_bytes"] + stats["outside_bytes"] + self.most_moved_bytes
+        if self.most_moved_bytes and at_the_end > stats["peak_in_use_bytes"]:
+            stats = {**stats, "peak_in_use_bytes": at_the_end}
+        return stats
 
     def kept_outputs(self) -> tuple[tuple[int, int], ...]:
         """Of `CompiledPlan.kept`."""
@@ -126,6 +138,7 @@ class _Translator:
                 self._run(action[1], action[2], action[3])
             elif action[1] < len(self.program.storages):  # else an own block of workspace
                 self._forget(action[1])
+        self._settle()
         for value in self.outputs:
             self._need(value)
         self.kept = {
@@ -139,6 +152,64 @@ class _Translator:
             left = tuple(o for o in run.reclaimed if o != offset)
             self.out[number] = dataclasses.replace(run, reclaimed=left)
         return self.out
+
+    def _settle(self) -> None:
+        """Moves results to the places of the donated inputs that they replace."""
+        program, residency = self.program, self.residency
+        homes = settling.homes(program, residency.donated, self.plan.input_offsets)
+        wanted = {program.values[v].storage for v in self.outputs}
+        if all(self.offset_of.get(s, home) == home for s, home in homes.items()):
+            return
+        for storage in sorted(self.donated_storages - wanted):
+            if storage in self.offset_of:  # nothing reads it
+                self._forget(storage)
+        inputs = {program.values[v].storage for v in program.inputs}
+        lying = {s: (at, program.storages[s].nbytes) for s, at in self.offset_of.items()}
+        results = {s: lying[s] for s in self._whole_outputs() if s in lying and s not in inputs}
+        walls = [place for s, place in lying.items() if s not in results]
+        walls += [*residency.others, *self.plan.reserved]
+        for move in settling.moves(homes, results, walls, self.memory.pool.capacity_bytes):
+            self._move(move)
+
+    def _whole_outputs(self) -> dict[int, int]:
+        """Storages of which one result is all that is returned, and all there is: that result."""
+        of: dict[int, list[int]] = {}
+        for value in self.outputs:
+            of.setdefault(self.program.values[value].storage, []).append(value)
+        return {
+            s: values[0]
+            for s, values in of.items()
+            if len(values) == 1
+            and costs.nbytes(self.program.values[values[0]].aval) == self.program.storages[s].nbytes
+        }
+
+    def _move(self, move: settling.Move) -> None:
+        value = self._whole_outputs()[move.storage]
+        aval = self.program.values[value].aval
+        self._need(value)
+        kernel = self.cache.from_function(jnp.copy, [aval])
+        executable = kernel.executable((kernels.SLOT,), self.memory.device, self.cache)
+        slot = move.offset, self.memory.spec(aval)
+        operation = Operation(kernel, (value,), (value,), (-1,), "", "")
+        self.kept.pop(value, None)
+        self.offset_of[move.storage] = move.offset
+        self.most_moved_bytes = max(self.most_moved_bytes, costs.nbytes(aval))
+        self.out.append(
+            Run(
+                executable,
+                slots=(slot,),
+                operands=(value,),
+                results=(value,),
+                overwritten=(),
+                copied=(),
+                forget=(),
+                recompute=False,
+                consumes_input=False,
+                emptied=(),
+                reclaimed=(),
+                operation=operation,
+            )
+        )
 
     def _values_of(self, storage: int) -> list[int]:
         return [v for v in self.program.storages[storage].values if v in self.present]
