@@ -15,7 +15,7 @@ from loops import Loop, array, compiled_bytes, loops
 import coop_jax
 from coop_jax._src import policies
 
-LOOPS = loops(steps=12, width=64)
+LOOPS = loops(steps=24, width=64)
 
 # Of what `jax.jit` needs; XLA's temporary memory for single operations comes to it.
 MOST = 1.1
