@@ -240,14 +240,13 @@ class Session:
 
     def _on_room_needed(self, workspace_bytes: int, incoming_bytes: int = 0) -> None:
         """Before an operation that needs more beside the pool than is reserved."""
-        core = self._core
-        if workspace_bytes <= core.workspace_bytes:
+        if workspace_bytes <= self._core.workspace_bytes:
             self._reserve(incoming_bytes)
             return
         self._count_peak()
-        core.workspace_bytes = workspace_bytes
-        self._reserve(incoming_bytes)
-        core.reset_peak()  # what the reservation evicted was not beside this workspace
+        self._reserve(incoming_bytes, workspace_bytes)
+        self._core.workspace_bytes = workspace_bytes
+        self._core.reset_peak()  # what the reservation evicted was not beside this workspace
 
     def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None:
         if failure["reason"] in ("thrashing", "limit"):
@@ -333,10 +332,11 @@ class Session:
 
     # --- Keeping books ---
 
-    def _reserve(self, incoming_bytes: int = 0) -> None:
+    def _reserve(self, incoming_bytes: int = 0, workspace_bytes: int = 0) -> None:
         """Keeps room for what lies outside the pool; in steps, so that it is seldom asked for."""
         core = self._core
-        needed = core.outside_bytes + incoming_bytes + core.workspace_bytes
+        workspace_bytes = max(workspace_bytes, core.workspace_bytes)
+        needed = core.outside_bytes + incoming_bytes + workspace_bytes
         if needed <= core.reserved_bytes:
             return
         if core.reserved_bytes:
