@@ -90,7 +90,7 @@ def test_donated_arrays_move_into_the_pool_as_they_are(dtype: str, transposed: b
             if dtype == "key":
                 pytest.skip("JAX lays out keys by itself")
             x = jax.device_put(x, Format(Layout((1, 0)), x.sharding))
-        expected = np.asarray(jax.random.key_data(x) if dtype == "key" else x)
+        expected = np.array(jax.random.key_data(x) if dtype == "key" else x)
         step = coop_jax.run(lambda x: (x, x.shape), donate_argnums=0)
         moved, _ = step(x)
         found = jax.random.key_data(moved) if dtype == "key" else moved
