@@ -246,7 +246,6 @@ class Session:
         self._count_peak()
         self._reserve(incoming_bytes, workspace_bytes)
         self._core.workspace_bytes = workspace_bytes
-        self._core.reset_peak()  # what the reservation evicted was not beside this workspace
 
     def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None:
         if failure["reason"] in ("thrashing", "limit"):
@@ -346,6 +345,7 @@ class Session:
             raise self._runtime.exceeded(
                 core.failure(), "arguments, small values and workspace"
             ) from None
+        core.reset_peak()  # what the reservation evicted was not beside what needs the room
         for offset, nbytes in core.reserved_blocks():
             self._memory.pool.discard(offset, nbytes)
 
@@ -353,7 +353,10 @@ class Session:
         """Notes the peak so far, which had the room so far beside it."""
         core, alignment = self._core, self._runtime._settings.alignment_bytes
         beside = core.peak_outside_bytes + core.workspace_bytes
-        peak = core.stats()["peak_pool_bytes"] + -(-beside // alignment) * alignment
+        beside = -(-beside // alignment) * alignment
+        if core.reserved_bytes:
+            beside = min(beside, core.reserved_bytes)
+        peak = core.stats()["peak_pool_bytes"] + beside
         self.peak_bytes = max(self.peak_bytes, peak)
         core.reset_peak()
 
