@@ -202,7 +202,7 @@ def test_where_no_policy_fits_the_search_may_find_a_plan() -> None:
 
 def test_what_is_simulated_is_what_runs() -> None:
     training = models.cnn()
-    budget = "6MiB"
+    budget = "7MiB"
     step = coop_jax.run(training.step, budget, "lookahead", donate_argnums=0)
     state = jax.tree.map(jnp.array, training.init)
     step(state, training.batch(0))

@@ -232,7 +232,7 @@ def test_minimum_and_cutoff_budgets(policy: str) -> None:
 def test_a_sweep_is_many_simulations(capsys: pytest.CaptureFixture[str]) -> None:
     traced = coop_jax.trace_program(deep, W, X)
     budgets = [0.9, 0.6, 200_000]
-    found = coop_jax.sweep(traced, budget=budgets, policy=["coop", "dtr"])
+    found = coop_jax.sweep(traced, budget=budgets, policy=["coop", "dtr"], progress=True)
     assert "6/6" in capsys.readouterr().err
     assert [s.policy.heuristic for s in found] == ["coop"] * 3 + ["dtr"] * 3
     for s, (policy, b) in zip(

@@ -79,5 +79,6 @@ class Recent(Generic[V]):
         held = self._held
         with self._lock:
             self._held = collections.OrderedDict()
+            self._gone.clear()
         self.latest = None
         held.clear()
