@@ -6,7 +6,7 @@ replace donated arrays, need no memory of their own: run at once, each frees its
 
 The gradient of weights that are read several times (at each step of a recurrent network, for each
 microbatch) is a sum, and the weights are read until its last term is made. So what overwrites them
-waits, but the sum does not: each term goes as soon as it is made.
+waits, but the sum does not: each term goes as soon as it is made, unless it is small.
 
 Thread rule: functions of their arguments. Cost: linear in operations and their operands.
 """
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # Of the bytes of results, so much must have a donated array to replace.
 _REPLACED = 0.9
+
+# To add a smaller term takes less time than to launch it: such terms wait for each other, and what
+# adds them up is clustered into a few operations.
+_LARGE_BYTES = 1 << 14
 
 
 def run_early(
@@ -135,7 +139,7 @@ class _Ordering:
             terms = [s for s in read if is_term.get(s, s in self._maker)]
             is_term.update(dict.fromkeys(made, bool(terms)))
             most = max(map(self._nbytes, made), default=0)
-            if sum(self._nbytes(s) >= most for s in terms) > 1:
+            if most >= _LARGE_BYTES and sum(self._nbytes(s) >= most for s in terms) > 1:
                 sums.add(number)
         others = set(updates)
         for number in reversed(updates):
