@@ -229,7 +229,7 @@ def test_what_cannot_be_compiled_beside_calls_goes_on_alone(
 
     def fails(*args: Any) -> Pieces[None]:
         yield ()
-        raise RuntimeError("out of memory while compiling")
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory while compiling")
 
     monkeypatch.setattr(signatures, "compile_gradually", fails)
     steps.until(lambda: steps.tier.settled)

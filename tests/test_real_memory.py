@@ -178,8 +178,11 @@ PROGRAMS = {
 
 def train(budget, name, calls=2 if front_end == "remat_eager" else 8):
     step, params, x = PROGRAMS[name]
-    front = coop_jax.remat_eager if front_end == "remat_eager" else coop_jax.run
-    budgeted = front(step, budget=budget)
+    params = jax.tree.map(jnp.array, params)
+    if front_end == "remat_eager":
+        budgeted = coop_jax.remat_eager(step, budget=budget)
+    else:  # results that a caller keeps would lie in the way of the next call
+        budgeted = coop_jax.run(step, budget=budget, donate_argnums=0)
     for _ in range(calls):
         params, _ = budgeted(params, x)
     jax.block_until_ready(params)
