@@ -20,8 +20,8 @@ resident memory (`tests/test_library_memory.py` looks again):
 - Fourier transforms: what the longest one is multiplied by and a copy of it; where it has a large
   prime factor, that is transformed in a length of twice as much.
 
-Eigen works while XLA goes on, so what does not wait for another instruction of its counts beside
-it; everything else is done one after the other, and the largest counts.
+Eigen and YNNPACK work while XLA goes on, so what does not wait for another instruction of theirs
+counts beside it; everything else is done one after the other, and the largest counts.
 
 Executables that need less than `LEAST_BYTES` count as needing none: malloc's arenas hold that.
 
@@ -108,15 +108,9 @@ class _Needs:
             instructions = self._computations[number]
             by_number = {i.number: i for i in instructions}
             needed = [self._of(i, by_number) for i in instructions]
-            beside = [
-                n if i.opcode in _ASYNCHRONOUS else 0
-                for i, n in zip(instructions, needed, strict=True)
-            ]
-            alone = [
-                n
-                for i, n in zip(instructions, needed, strict=True)
-                if i.opcode not in _ASYNCHRONOUS
-            ]
+            goes_on = [i.opcode in _ASYNCHRONOUS or i.is_ynn for i in instructions]
+            beside = [n if g else 0 for n, g in zip(needed, goes_on, strict=True)]
+            alone = [n for n, g in zip(needed, goes_on, strict=True) if not g]
             self._known[number] = _at_once(instructions, beside) + max(alone, default=0)
         return self._known[number]
 
