@@ -249,9 +249,10 @@ class Residency {
     double read_at_seconds = 0;  // while protects > 0: pending_seconds up to its next reader
   };
 
-  // Above the scores of all else; the less has to be copied, the better.
+  // Above the scores of all but what was read a moment ago: to lose that while an operation is
+  // prepared is to bring it back for ever. The less has to be copied, the better.
   [[nodiscard]] double TreasureScore(StorageId id) const {
-    return 1e10 + 1e3 * static_cast<double>(graph_.storage(id).bytes);
+    return 1e6 + 1e3 * static_cast<double>(graph_.storage(id).bytes);
   }
   [[nodiscard]] Hold& HoldOf(StorageId id) { return holds_[static_cast<size_t>(id)]; }
   void UpdateUse();

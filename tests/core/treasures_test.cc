@@ -23,7 +23,7 @@ EngineOptions Options(int64_t blocks, bool may_move) {
 
 OperationId Add(Engine& engine, int64_t blocks) {
   const OutputSpec spec{.bytes = blocks * kBlock};
-  return engine.AddOperation({}, {&spec, 1}, 1.0, true);
+  return engine.AddOperation({}, {&spec, 1}, 1e-6, true);
 }
 
 StorageId OutputOf(const Engine& engine, OperationId operation) {
