@@ -214,7 +214,9 @@ _NAMES = ["mlp", "cnn", "scan", "while", "sort", "fft", "scatter", "cumsum", "sv
     not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak counter cannot be reset here"
 )
 @pytest.mark.parametrize("size_mib", [8, pytest.param(32, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("front_end", ["run", "segments", "remat_eager"])
+@pytest.mark.parametrize(
+    "front_end", ["run", pytest.param("segments", marks=pytest.mark.slow), "remat_eager"]
+)
 def test_what_libraries_and_loops_take_is_counted(
     front_end: str, size_mib: int, tmp_path: Path
 ) -> None:
