@@ -178,6 +178,8 @@ class Session:
 
     def treasure_results(self, treasures: bool) -> bool:
         """Whether results from now on are out of proportion to make again; what it was before."""
+        if self._lesson is not None:  # a plan that is followed knows of no moves
+            return False
         before, self._core.treasures = self._core.treasures, treasures
         return before
 
