@@ -23,7 +23,7 @@ UNLESS_FORCED = {
     "test_a_real_step_takes_the_actions_that_were_simulated": _LONG,
     "test_later_steps_of_a_training_do_what_was_simulated": _LONG,
     "test_the_file_has_a_line_for_each_budget_that_suffices": _LONG,
-    "test_half_of_the_memory_gives_the_same_bits": _LONG,
+    "test_little_memory_gives_the_same_bits": _LONG,
     "test_a_fraction_of_a_program_becomes_bytes": _COUNTS,
     "test_residuals_are_kept_where_they_fit": _COUNTS,
     "test_a_fraction_is_of_what_the_derivative_needs": _COUNTS,
