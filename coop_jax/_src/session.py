@@ -41,6 +41,10 @@ from coop_jax._src.values import Value, aval_of_key, operand_key
 _LARGEST_ALIGNMENT = 256  # of blocks, on any device
 
 
+# Room beside the pool is taken in steps, of a share of the budget: to ask for it takes time.
+_STEP_BYTES, _STEP_SHARE = 1 << 16, 1 / 256
+
+
 class Session:
     """Executes operations at once in the pool of a runtime. Used for one call, then closed."""
 
@@ -342,7 +346,7 @@ class Session:
             return
         if core.reserved_bytes:
             self._count_peak()  # from now on there is more room beside the pool
-        step = min(1 << 16, self._runtime.capacity_bytes() >> 8)
+        step = min(_STEP_BYTES, int(self._runtime.capacity_bytes() * _STEP_SHARE))
         if not core.reserve_room(self, needed + step) and not core.reserve_room(self, needed):
             raise self._runtime.exceeded(
                 core.failure(), "arguments, small values and workspace"
@@ -352,13 +356,20 @@ class Session:
             self._memory.pool.discard(offset, nbytes)
 
     def _count_peak(self) -> None:
-        """Notes the peak so far, which had the room so far beside it."""
+        """Notes the peak so far, which had the room so far beside it.
+
+        Without a budget the room is counted that there would be, so that the peak is one.
+        """
         core, alignment = self._core, self._runtime._settings.alignment_bytes
+        pool_bytes = core.stats()["peak_pool_bytes"]
         beside = core.peak_outside_bytes + core.workspace_bytes
-        beside = -(-beside // alignment) * alignment
-        if core.reserved_bytes:
-            beside = min(beside, core.reserved_bytes)
-        peak = core.stats()["peak_pool_bytes"] + beside
+        if self._runtime.budget_bytes is not None:
+            peak = pool_bytes + max(core.reserved_bytes, beside)
+        else:
+            if beside:
+                most = int((pool_bytes + beside) * _STEP_SHARE / (1 - _STEP_SHARE)) + alignment
+                beside += min(_STEP_BYTES, most)
+            peak = pool_bytes + -(-beside // alignment) * alignment
         self.peak_bytes = max(self.peak_bytes, peak)
         core.reset_peak()
 
