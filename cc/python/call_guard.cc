@@ -9,11 +9,12 @@
 #endif
 
 #include <cstring>
-#include <stdexcept>
+#include <exception>
 #include <string>
 #include <utility>
 
 #include "cc/python/errors.h"
+#include "cc/python/exclusive.h"
 #include "cc/python/objects.h"
 #include "cc/python/signal_stack.h"
 
@@ -27,6 +28,9 @@ constexpr std::array<int, Interrupts::kWatched> kSignals = {
 
 // An undo that raises so often does not come to its end.
 constexpr int kMostAttempts = 1000;
+
+// Frames of a callback that may lie above one of ours.
+constexpr int kMostCallbackFrames = 4;
 
 constexpr const char* kLost =
     "coop_jax: donated arguments of this call were already overwritten or freed; they cannot be "
@@ -206,48 +210,6 @@ nb::object Interrupts::TakeHeld() {
   return {};
 }
 
-// --- Exclusive ---
-
-Exclusive::Exclusive() : lock_(PyThread_allocate_lock()), process_(getpid()) {
-  if (lock_ == nullptr) throw std::bad_alloc();
-}
-
-Exclusive::~Exclusive() { PyThread_free_lock(lock_); }
-
-void Exclusive::Enter() {
-  const auto here = PyThread_get_thread_ident();
-  if (owner_ == here) {
-    throw std::runtime_error(
-        "this coop_jax runtime is already running a call in this thread: do not call a budgeted "
-        "function from a callback inside it; give the inner one its own Runtime");
-  }
-  if (process_ != getpid()) {  // in a forked process whoever had it is not there
-    process_ = getpid();
-    lock_ = PyThread_allocate_lock();  // the old one stays as it is
-    owner_ = 0;
-  }
-  if (PyThread_acquire_lock(lock_, NOWAIT_LOCK) == 0) {
-    PyLockStatus status = PY_LOCK_FAILURE;
-    do {
-      Py_BEGIN_ALLOW_THREADS;
-      status = PyThread_acquire_lock_timed(lock_, -1, /*intr_flag=*/1);
-      Py_END_ALLOW_THREADS;
-      if (status == PY_LOCK_INTR && Py_MakePendingCalls() != 0) nb::raise_python_error();
-    } while (status == PY_LOCK_INTR);
-    if (status != PY_LOCK_ACQUIRED) throw std::runtime_error("a runtime's lock is broken");
-  }
-  if (closed) {
-    PyThread_release_lock(lock_);
-    throw std::runtime_error("this coop_jax.Runtime was closed");
-  }
-  owner_ = here;
-}
-
-void Exclusive::Leave() {
-  owner_ = 0;
-  PyThread_release_lock(lock_);
-}
-
 namespace {
 
 // The note that arguments are gone, unless the error has it.
@@ -264,20 +226,29 @@ nb::object HandOver(nb::object held) {
   return Complete(TheSignals().hand_over.ptr(), arguments, 1);
 }
 
-// Run between two bytecodes: signals arrive again once the caller's frame goes on, whose next
-// bytecodes store what the call returned.
-int UnblockOnceStored(void* /*nothing*/) {
-  PyFrameObject* const frame = PyEval_GetFrame();
-  if (frame != nullptr && TheSignals().own_files.is_valid()) {
-    const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+// Whether a frame of our own files is at work, or one that was called from there: a callback of the
+// garbage collector, a destructor.
+bool IsOnTheWayOut() {
+  if (!TheSignals().own_files.is_valid()) return false;
+  nb::object frame = nb::borrow(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+  for (int depth = 0; frame.is_valid() && depth < kMostCallbackFrames; ++depth) {
+    auto* const here = reinterpret_cast<PyFrameObject*>(frame.ptr());
+    const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(here)));
     const nb::object file = nb::steal(PyObject_GetAttrString(code.ptr(), "co_filename"));
     const bool own =
         file.is_valid() &&
         PyUnicode_Tailmatch(file.ptr(), TheSignals().own_files.ptr(), 0, PY_SSIZE_T_MAX, -1) == 1;
     PyErr_Clear();
-    if (own && Py_AddPendingCall(&UnblockOnceStored, nullptr) == 0)
-      return 0;  // still on the way out
+    if (own) return true;
+    frame = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
   }
+  return false;
+}
+
+// Run between two bytecodes: signals arrive again once the caller's frame goes on, whose next
+// bytecodes store what the call returned.
+int UnblockOnceStored(void* /*nothing*/) {
+  if (IsOnTheWayOut() && Py_AddPendingCall(&UnblockOnceStored, nullptr) == 0) return 0;
   Unblock();
   return 0;
 }
@@ -394,9 +365,7 @@ void BindCallGuard(nb::module_& module) {
       .def_prop_ro("noted", &Interrupts::noted)
       .def_rw("consumed", &Interrupts::consumed);
 
-  nb::class_<Exclusive>(module, "Exclusive", "Lets one call at a time into a runtime.")
-      .def(nb::init<>())
-      .def_rw("closed", &Exclusive::closed);
+  BindExclusive(module);
 
   static std::array<PyMethodDef, 2> functions{{
       {"guarded", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Guarded)), METH_FASTCALL,

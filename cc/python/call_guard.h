@@ -12,18 +12,16 @@
 //   results (see coop_jax/_src/interrupts.py).
 // Invariants: what a handler raises is raised once; a handler is called once for each signal, but
 //   Python's own of SIGINT, which is only noted and called later.
-// Thread rule: under the interpreter lock; Exclusive lets it go while it waits. Handlers are those
-//   of the main thread. Complexity: O(1); a look at each of ten handlers.
+// Thread rule: under the interpreter lock. Handlers are those of the main thread. Complexity: O(1);
+// a look at each of ten handlers.
 
 #ifndef COOP_PYTHON_CALL_GUARD_H_
 #define COOP_PYTHON_CALL_GUARD_H_
 
 #include <nanobind/nanobind.h>
-#include <pythread.h>
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 
 namespace coop::python {
 
@@ -61,26 +59,6 @@ class Interrupts {
   bool interrupted_ = false;  // by SIGINT, where its handler is Python's own
   nanobind::object held_;
   std::array<nanobind::object, kWatched> handlers_;  // that were installed; invalid: not replaced
-};
-
-// Lets one call at a time into a runtime that is not closed.
-class Exclusive {
- public:
-  Exclusive();
-  Exclusive(const Exclusive&) = delete;
-  Exclusive& operator=(const Exclusive&) = delete;
-  ~Exclusive();
-
-  // Raises if this thread is in a call already, or if the runtime was closed.
-  void Enter();
-  void Leave();
-
-  bool closed = false;
-
- private:
-  PyThread_type_lock lock_;
-  unsigned long owner_ = 0;  // NOLINT(google-runtime-int): the type of Python's thread numbers
-  int64_t process_ = 0;
 };
 
 void BindCallGuard(nanobind::module_& module);
