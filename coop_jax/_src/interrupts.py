@@ -28,7 +28,7 @@ class _HandedOver:
     """What the caller gets once it has stored what the call returned."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `put` may be called again where it was interrupted
         self._timer: threading.Timer | None = None
         self._error: BaseException | None = None  # None: Ctrl-C
 

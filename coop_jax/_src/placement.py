@@ -24,7 +24,8 @@ import threading
 from collections.abc import Sequence
 
 import jax
-from jaxlib import version as jaxlib_version
+
+from coop_jax._src.compat import devices
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ _lock = threading.Lock()
 
 def key_of(device: jax.Device) -> _Key:
     """What the answer depends on: platform, version of jaxlib, kind of device."""
-    return device.platform, jaxlib_version.__version__, device.device_kind
+    return device.platform, devices.jaxlib_version(), device.device_kind
 
 
 def probe(device: jax.Device) -> Placement:
@@ -77,7 +78,7 @@ def _probe(device: jax.Device) -> Placement:
         _LOGGER.warning(
             "jaxlib %s does not write into memory of the pool on %s (%s): outputs are copied into"
             " the pool, which takes more time and workspace",
-            jaxlib_version.__version__,
+            devices.jaxlib_version(),
             device.device_kind,
             reason,
         )

@@ -37,7 +37,8 @@ class Recent(Generic[V]):
         self._most = most
         self._held: collections.OrderedDict[Hashable, V] = collections.OrderedDict()
         self._gone = set[int]()  # hashes of keys that were forgotten since the bound is what it is
-        self._lock = threading.Lock()
+        # Not a plain lock: an exception between two bytecodes may leave it to its thread.
+        self._lock = threading.RLock()
         caches.cleared_with_jax(self)
 
     def __reduce__(self) -> tuple[Any, ...]:

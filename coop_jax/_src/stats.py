@@ -166,27 +166,17 @@ class Counters:
         if self.last is None:
             return None
         engine, peak, external, workspace, compute, again, compilations = self.last
-        return Stats(
-            budget_bytes=budget_bytes,
+        one = Counters(compute_seconds=compute, recompute_seconds=again)
+        one.add(
+            engine,
             peak_bytes=peak,
-            bytes_in_use=bytes_in_use,
             external_bytes=external,
             workspace_bytes=workspace,
-            operations=engine["operations"],
-            evictions=engine["evictions"],
-            rematerialisations=engine["recomputations"],
-            compute_seconds=compute,
-            recompute_seconds=again,
-            search_seconds=engine["search_seconds"],
-            overhead=again / compute if compute else 0.0,
-            fragmentation=mean_fragmentation(
-                engine["fragmentation_sum"],
-                engine["fragmentation_count"],
-                engine["fragmentation_max"],
-            ),
-            max_fragmentation=engine["fragmentation_max"],
-            compilations=compilations,
-            calls=1,
+            compilations=0,
+        )
+        one.last = None
+        return one.freeze(
+            budget_bytes=budget_bytes, bytes_in_use=bytes_in_use, compilations=compilations
         )
 
 

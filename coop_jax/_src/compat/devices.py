@@ -6,6 +6,7 @@ Thread rule: functions of the device.
 from __future__ import annotations
 
 import jax
+from jaxlib import version as _version
 from jaxlib import xla_client as _xla_client
 
 
@@ -38,6 +39,11 @@ def runs_in_order(device: jax.Device) -> bool:
         return False
     make_options = getattr(_xla_client, "generate_pjrt_gpu_plugin_options", None)
     return make_options is not None and make_options().get("use_tfrt_gpu_client") is False
+
+
+def jaxlib_version() -> str:
+    """The version of jaxlib, whose behaviour is probed."""
+    return _version.__version__
 
 
 def memory_left(device: jax.Device) -> int | None:

@@ -14,21 +14,16 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from coop_jax._src.compat import hlo_messages as messages
 from coop_jax._src.compat.protobuf import fields, numbers
 
-# HloModuleProto
-_COMPUTATIONS, _ENTRY = 3, 6
-# HloComputationProto
-_INSTRUCTIONS, _COMPUTATION_ID, _ROOT = 2, 5, 6
 # HloInstructionProto
-_NAME, _OPCODE, _SHAPE, _METADATA, _PARAMETER = 1, 2, 3, 7, 9
-_ID, _OPERANDS, _CONTROL, _CALLED, _SHARDING, _FRONTEND = 35, 36, 37, 38, 40, 68
+_NAME, _METADATA, _PARAMETER, _SHARDING, _FRONTEND = 1, 7, 9, 40, 68
 # ShapeProto, LayoutProto
-_DIMENSIONS, _TUPLE_SHAPES, _LAYOUT = 3, 4, 5
-_MINOR_TO_MAJOR = 1
+_LAYOUT, _MINOR_TO_MAJOR = 5, 1
 
 # What says nothing about what is computed.
-_LEFT_OUT = frozenset({_NAME, _METADATA, _CONTROL, _SHARDING})
+_LEFT_OUT = frozenset({_NAME, _METADATA, messages.CONTROL, _SHARDING})
 
 
 class Module:
@@ -41,22 +36,8 @@ class Module:
     __slots__ = ("_computations", "_hashes", "entry")
 
     def __init__(self, serialized: bytes):
-        self._computations: dict[int, tuple[list[_Instruction], int]] = {}
+        self._computations, self.entry = messages.computations_of(serialized, _Instruction)
         self._hashes: dict[tuple[int, bool], str] = {}
-        self.entry = -1
-        for field, value in fields(serialized):
-            if field == _ENTRY:
-                self.entry = value
-            elif field == _COMPUTATIONS:
-                instructions, number, root = [], -1, -1
-                for part, content in fields(value):
-                    if part == _INSTRUCTIONS:
-                        instructions.append(_Instruction(content))
-                    elif part == _COMPUTATION_ID:
-                        number = content
-                    elif part == _ROOT:
-                        root = content
-                self._computations[number] = instructions, root
 
     def structure(self, number: int) -> str:
         """A hash of what a computation makes, whatever the order of its operands and results."""
@@ -64,9 +45,8 @@ class Module:
 
     def calls(self, attribute: str) -> dict[str, int]:
         """Computations that the entry calls, by the value of a frontend attribute of the call."""
-        instructions, _ = self._computations[self.entry]
         found = {}
-        for instruction in instructions:
+        for instruction in self._computations[self.entry].instructions:
             if instruction.opcode == "call" and attribute in instruction.attributes:
                 found[instruction.attributes[attribute]] = instruction.called[0]
         return found
@@ -78,7 +58,8 @@ class Module:
         return self._hashes[key]
 
     def _compute(self, number: int, *, inner: bool) -> str:
-        instructions, root = self._computations[number]
+        computation = self._computations[number]
+        instructions, root = computation.instructions, computation.root
         copied = self._copied(number)
         root = copied.get(root, root)
         hashes: dict[int, str] = {}
@@ -107,7 +88,7 @@ class Module:
         """Copies that change whose memory a value has, not what is in it; of which instruction."""
         copied: dict[int, int] = {}
         shapes: dict[int, bytes] = {}
-        for instruction in self._computations[number][0]:
+        for instruction in self._computations[number].instructions:
             shapes[instruction.id] = instruction.shape
             if self._is_copy(instruction):
                 (operand,) = instruction.operands
@@ -121,7 +102,7 @@ class Module:
         if instruction.opcode != "fusion" or len(instruction.operands) != 1:
             return False
         (called,) = instruction.called
-        return [x.opcode for x in self._computations[called][0]] == ["parameter", "copy"]
+        return [x.opcode for x in self._computations[called].instructions] == ["parameter", "copy"]
 
 
 class _Instruction:
@@ -137,17 +118,17 @@ class _Instruction:
         self.attributes: dict[str, str] = {}
         rest = []
         for field, value in fields(content):
-            if field == _OPCODE:
+            if field == messages.OPCODE:
                 self.opcode = value.decode()
-            elif field == _ID:
+            elif field == messages.NUMBER:
                 self.id = value
             elif field == _PARAMETER:
                 self.parameter = value
-            elif field == _OPERANDS:
+            elif field == messages.OPERANDS:
                 self.operands += numbers(value)
-            elif field == _CALLED:
+            elif field == messages.CALLED:
                 self.called += numbers(value)
-            elif field == _SHAPE:
+            elif field == messages.SHAPE:
                 self.shape = _in_memory(value)
             elif field == _FRONTEND:
                 self.attributes = dict(map(_entry, (v for _, v in fields(value))))
@@ -161,11 +142,11 @@ def _in_memory(shape: bytes) -> bytes:
     dimensions: list[int] = []
     rest, layouts = [], []
     for field, value in fields(shape):
-        if field == _DIMENSIONS:
+        if field == messages.DIMENSIONS:
             dimensions += numbers(value)
         elif field == _LAYOUT:
             layouts.append(value)
-        elif field == _TUPLE_SHAPES:
+        elif field == messages.TUPLE_SHAPES:
             rest.append(b"(%s)" % _in_memory(value))
         else:
             rest.append(b"%d:" % field + (value if isinstance(value, bytes) else b"%d" % value))

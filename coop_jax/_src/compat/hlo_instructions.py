@@ -1,7 +1,7 @@
 """Instructions of an optimised module of XLA's: what they read, how, and in which shapes.
 
-The fields of `HloModuleProto` (`xla/service/hlo.proto`) that say what work an instruction is. Zeros
-and defaults are left out where messages are written.
+The fields of `HloInstructionProto` that say what work an instruction is. Zeros and defaults are
+left out where messages are written.
 
 Thread rule: functions of their arguments. Cost: linear in the module's bytes.
 """
@@ -11,16 +11,14 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from coop_jax._src.compat import hlo_messages as messages
 from coop_jax._src.compat.protobuf import fields, numbers
 
-# HloModuleProto, HloComputationProto, HloInstructionProto.
-_COMPUTATIONS, _ENTRY = 3, 6
-_INSTRUCTIONS, _COMPUTATION_ID = 2, 5
-_OPCODE, _SHAPE, _WINDOW, _NUMBERS = 2, 3, 15, 16
-_DOT, _ID, _OPERANDS, _CONTROL, _CALLED, _GROUPS = 30, 35, 36, 37, 38, 50
+# HloInstructionProto.
+_WINDOW, _NUMBERS, _DOT, _GROUPS = 15, 16, 30, 50
 _ALONG, _TARGET, _LENGTHS, _BACKEND, _IS_STABLE = 14, 28, 32, 43, 60
 # ShapeProto, DotDimensionNumbers, Window and WindowDimension, ConvolutionDimensionNumbers.
-_TYPE, _DIMENSIONS, _PARTS = 2, 3, 4
+_TYPE = 2
 LHS_CONTRACTING, LHS_BATCH = 1, 3
 _WINDOW_DIMENSIONS = 1
 STRIDE, PADDING_LOW, PADDING_HIGH, WINDOW_DILATION, BASE_DILATION = 2, 3, 4, 5, 6
@@ -73,38 +71,21 @@ class Instruction:
         return self.dimensions.get(which, [0])[0]
 
 
-def computations_of(serialized: bytes) -> tuple[dict[int, list[Instruction]], int]:
-    """The computations of a module by number, and the number of the one where it begins."""
-    computations: dict[int, list[Instruction]] = {}
-    entry = -1
-    for field, value in fields(serialized):
-        if field == _ENTRY:
-            entry = value
-        elif field == _COMPUTATIONS:
-            number, instructions = -1, []
-            for part, content in fields(value):
-                if part == _INSTRUCTIONS:
-                    instructions.append(_read(content))
-                elif part == _COMPUTATION_ID:
-                    number = content
-            computations[number] = instructions
-    return computations, entry
-
-
-def _read(content: bytes) -> Instruction:
+def read(content: bytes) -> Instruction:
+    """An instruction of its `HloInstructionProto`."""
     made = Instruction()
     for field, value in fields(content):
-        if field == _OPCODE:
+        if field == messages.OPCODE:
             made.opcode = value.decode()
-        elif field == _ID:
+        elif field == messages.NUMBER:
             made.number = value
-        elif field == _SHAPE:
+        elif field == messages.SHAPE:
             _read_shape(value, made)
-        elif field == _OPERANDS:
+        elif field == messages.OPERANDS:
             made.operands += numbers(value)
-        elif field == _CONTROL:
+        elif field == messages.CONTROL:
             made.waits_for += numbers(value)
-        elif field == _CALLED:
+        elif field == messages.CALLED:
             made.called += numbers(value)
         elif field == _ALONG:
             made.along = (numbers(value) or [0])[0]
@@ -134,9 +115,9 @@ def _read_shape(content: bytes, made: Instruction) -> None:
     for part, inner in fields(content):
         if part == _TYPE:
             made.item_type = inner
-        elif part == _DIMENSIONS:
+        elif part == messages.DIMENSIONS:
             made.shape += numbers(inner)
-        elif part == _PARTS:
+        elif part == messages.TUPLE_SHAPES:
             one = Instruction()
             _read_shape(inner, one)
             made.nbytes += one.nbytes

@@ -35,7 +35,8 @@ import math
 from collections.abc import Sequence
 
 from coop_jax._src.compat import hlo_instructions
-from coop_jax._src.compat.hlo_instructions import ITEM_BYTES, Instruction, computations_of
+from coop_jax._src.compat.hlo_instructions import ITEM_BYTES, Instruction
+from coop_jax._src.compat.hlo_messages import Computation, computations_of
 
 LEAST_BYTES = 1 << 20
 
@@ -90,7 +91,7 @@ def unreported_bytes(serialized: bytes) -> int:
     """
     if not any(word in serialized for word in _LOOKED_FOR):
         return 0
-    computations, entry = computations_of(serialized)
+    computations, entry = computations_of(serialized, hlo_instructions.read)
     needed = _Needs(computations).of(entry)
     return needed if needed >= LEAST_BYTES else 0
 
@@ -98,14 +99,14 @@ def unreported_bytes(serialized: bytes) -> int:
 class _Needs:
     """What computations need, each looked at once."""
 
-    def __init__(self, computations: dict[int, list[Instruction]]):
+    def __init__(self, computations: dict[int, Computation[Instruction]]):
         self._computations = computations
         self._known: dict[int, int] = {}
 
     def of(self, number: int) -> int:
         """What may be taken at one time while a computation runs."""
         if number not in self._known:
-            instructions = self._computations[number]
+            instructions = self._computations[number].instructions
             by_number = {i.number: i for i in instructions}
             needed = [self._of(i, by_number) for i in instructions]
             goes_on = [i.opcode in _ASYNCHRONOUS or i.is_ynn for i in instructions]
@@ -136,10 +137,10 @@ class _Needs:
         return 0
 
     def _fused(self, number: int) -> int:
-        by_number = {i.number: i for i in self._computations[number]}
+        by_number = {i.number: i for i in self._computations[number].instructions}
         return sum(
             _ynn_convolution(i, *(by_number[n] for n in i.operands))
-            for i in self._computations[number]
+            for i in self._computations[number].instructions
             if i.opcode == "convolution"
         )
 
