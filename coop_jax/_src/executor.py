@@ -190,7 +190,7 @@ def _run(
         _core.return_freed_memory()  # the pool takes those pages again
     # The first call of an executable sets up JAX's dispatch: its time says nothing.
     seconds = run.executable.kernel.cost_seconds if first else time.perf_counter() - begin
-    if counters.recorder is not None and not first:
+    if counters.recorder is not None and not first and not run.settles:
         counters.recorder(run.executable, seconds)
     if verifier is not None:
         _verify(verifier, run, results)

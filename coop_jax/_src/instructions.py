@@ -34,6 +34,7 @@ class Run:
       consumes_input: whether a donated input is overwritten.
       emptied: (offset, bytes) of the pool whose pages are given back before, room for workspace.
       reclaimed: offsets of those that are overwritten, but for what `CompiledPlan.kept` names.
+      settles: whether it only moves a result home at the end, which is no action of the plan.
     """
 
     executable: Executable
@@ -48,6 +49,7 @@ class Run:
     emptied: tuple[tuple[int, int], ...]
     reclaimed: tuple[int, ...]
     operation: Operation
+    settles: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -208,6 +208,7 @@ class _Translator:
                 emptied=(),
                 reclaimed=(),
                 operation=operation,
+                settles=True,
             )
         )
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import bits_of, smallest_feasible
-from training import STEPS, TrainingLoop, random_loop
+from training_loops import STEPS, TrainingLoop, random_loop
 
 import coop_jax
 
