@@ -17,7 +17,7 @@ from coop_jax._src.searching import cutoff_budget as cutoff_budget
 from coop_jax._src.searching import min_budget as min_budget
 from coop_jax._src.searching import sweep as sweep
 from coop_jax._src.simulation import Simulation as Simulation
-from coop_jax._src.simulation import simulate as simulate
+from coop_jax._src.simulator import simulate as simulate
 from coop_jax._src.stats import Stats as Stats
 from coop_jax._src.traced import TracedProgram as TracedProgram
 from coop_jax._src.traced import trace_program as trace_program

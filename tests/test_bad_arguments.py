@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from processes import TWO_DEVICES, output_of
 
 import coop_jax
 from coop_jax._src.dtr_reader import read_log
@@ -363,17 +361,4 @@ print("fine")
 
 @pytest.mark.parametrize("front_end", ["run", "remat_eager"])
 def test_meshes(front_end: str) -> None:
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _MESHES, front_end],
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]
-    assert found.stdout.strip() == "fine"
+    assert output_of(_MESHES, front_end, environment=TWO_DEVICES) == "fine\n"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -15,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import assert_same_bits, bits_of, smallest_feasible
+from processes import output_of
 
 import coop_jax
 from coop_jax._src import fusing
@@ -421,18 +419,7 @@ print("fine")
 
 
 def test_64_bits() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))
-    path = os.pathsep.join([here, *(p for p in sys.path if p)])
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _WIDE],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert found.returncode == 0, found.stderr[-4000:]
-    assert found.stdout.strip() == "fine"
+    assert output_of(_WIDE, environment={"JAX_ENABLE_X64": "1"}) == "fine\n"
 
 
 @both_front_ends

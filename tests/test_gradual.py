@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +14,7 @@ import jax.numpy as jnp
 import models
 import pytest
 from conftest import assert_same_bits
+from processes import output_of
 from test_segments import launches, signature_of, trained
 
 import coop_jax
@@ -263,14 +262,4 @@ def test_a_process_may_end_while_segments_are_made() -> None:
         (signature,) = step._signatures.values()
         print("ends", signature.tier.preparing is not None)
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=models.__file__.rsplit("/", 1)[0],
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "ends True\n"
-    assert "Error" not in done.stderr
+    assert output_of(textwrap.dedent(code)) == "ends True\n"

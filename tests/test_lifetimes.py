@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 
 import jax.numpy as jnp
 import pytest
+from processes import output_of
 
 import coop_jax
 from coop_jax._src.runtime import current_runtime
@@ -26,19 +26,10 @@ def train(front_end, steps=12):
 """
 
 
-def output_of(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", STEP + script], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Error" not in done.stderr, done.stderr[-2000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize("front_end", ["run", "remat_eager"])
 def test_a_thread_that_outlives_the_main_thread(front_end: str) -> None:
     script = f"threading.Thread(target=train, args=({front_end!r},)).start()"
-    assert output_of(script) == "done True\n"
+    assert output_of(STEP + script) == "done True\n"
 
 
 def test_a_thread_that_begins_once_the_main_thread_has_ended() -> None:
@@ -49,12 +40,12 @@ def test_a_thread_that_begins_once_the_main_thread_has_ended() -> None:
         "    train('remat_eager')\n"
         "threading.Thread(target=late).start()"
     )
-    assert output_of(script) == "done True\ndone True\n"
+    assert output_of(STEP + script) == "done True\ndone True\n"
 
 
 def test_work_at_exit() -> None:
     script = "atexit.register(train, 'run')\natexit.register(train, 'remat_eager')"
-    assert output_of(script) == "done True\ndone True\n"
+    assert output_of(STEP + script) == "done True\ndone True\n"
 
 
 def test_a_runtime_is_current_in_its_own_task() -> None:
@@ -142,4 +133,4 @@ os.waitpid(child, 0)
 end.set()
 thread.join()
 """
-    assert output_of(script) == "child\n"
+    assert output_of(STEP + script) == "child\n"

@@ -18,7 +18,7 @@ from conftest import bits_of
 
 import coop_jax
 from coop_jax._src import candidates, policies
-from coop_jax._src import simulation as simulations
+from coop_jax._src import simulator as simulators
 
 PROFILE = "a100-80gb-fp32"
 RATIOS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2)
@@ -76,7 +76,7 @@ def policy_of(effort: int) -> coop_jax.Policy:
 @functools.cache
 def searched(name: str, effort: int) -> list[coop_jax.Simulation]:
     traced = program(name, fusion=True)  # fewer operations, so that more is tried
-    simulator = simulations.Simulator(traced, policy_of(effort), PROFILE, None, None)
+    simulator = simulators.Simulator(traced, policy_of(effort), PROFILE, None, None)
     return [simulator.simulate(ratio, find_smallest=False) for ratio in RATIOS]
 
 
@@ -119,7 +119,7 @@ def test_effort_bounds_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for effort in (0, 10_000, 40_000):
         policy = policy_of(effort)
-        simulator = simulations.Simulator(program("cnn"), policy, PROFILE, None, None)
+        simulator = simulators.Simulator(program("cnn"), policy, PROFILE, None, None)
         planned.clear()
         assert simulator.simulate(0.5, find_smallest=False).evictions > 0
         counts.append(sum(planned))
@@ -181,7 +181,7 @@ def test_how_fast_the_device_is_does_not_end_the_search(speed: float) -> None:
     overheads = []
     for effort in (0, 100_000):
         traced = program("cnn", fusion=True)
-        simulator = simulations.Simulator(traced, policy_of(effort), profile, None, None)
+        simulator = simulators.Simulator(traced, policy_of(effort), profile, None, None)
         overheads.append(simulator.simulate(0.5, find_smallest=False).overhead)
     assert 0 < overheads[1] < overheads[0]
 
@@ -193,7 +193,7 @@ def test_where_no_policy_fits_the_search_may_find_a_plan() -> None:
         budget = graph.least() * optima.UNIT_BYTES
         fits = []
         for effort in (0, 100_000):
-            simulator = simulations.Simulator(graph.traced(), policy_of(effort), None, None, None)
+            simulator = simulators.Simulator(graph.traced(), policy_of(effort), None, None, None)
             fits.append(simulator.simulate(budget, find_smallest=False).feasible)
         assert fits[1] >= fits[0]
         found += fits[1] > fits[0]

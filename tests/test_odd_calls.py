@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -24,6 +21,7 @@ from faults import (
     make,
     step_fn,
 )
+from processes import output_of
 
 import coop_jax
 
@@ -195,16 +193,7 @@ print("fine")
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_call_from_inside_a_callback_is_refused(front_end: str) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", _CALLBACK, front_end],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert found.returncode == 0, found.stderr[-4000:]
-    assert found.stdout.strip() == "fine"
+    assert output_of(_CALLBACK, front_end) == "fine\n"
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import assert_same_bits
 from jax.experimental.layout import Format, Layout
+from processes import output_of
 
 import coop_jax
 
@@ -257,17 +255,9 @@ print(json.dumps(seen))
 
 @pytest.mark.parametrize("front_end", ["run", "remat_eager"])
 def test_host_memory_is_flat_from_step_200_to_step_2000(front_end: str) -> None:
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _LONG, front_end, "2000"],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "COOP_JAX_FUSION": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert found.returncode == 0, found.stderr[-4000:]
+    found = output_of(_LONG, front_end, "2000", environment={"COOP_JAX_FUSION": "0"})
     # The first look at all objects takes memory itself, which the heap keeps.
-    _, (_, early_bytes, early_objects), (_, late_bytes, late_objects) = json.loads(found.stdout)
+    _, (_, early_bytes, early_objects), (_, late_bytes, late_objects) = json.loads(found)
     assert late_objects - early_objects <= 200
     # The allocator settles in the first thousands of steps; one small array a step is more.
     assert late_bytes - early_bytes <= 2_000_000

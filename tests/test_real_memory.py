@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from processes import output_of
 
 MIB = 2**20
 
@@ -96,19 +94,8 @@ print(json.dumps(dict(need=need, budget=need // 2, budgeted=budgeted_growth,
     not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak counter cannot be reset here"
 )
 @pytest.mark.parametrize("front_end", ["run", "remat_eager"])
-def test_resident_memory_grows_by_no_more_than_the_budget(front_end: str, tmp_path: Path) -> None:
-    script = tmp_path / "measure.py"
-    script.write_text(_PROGRAM)
-    result = subprocess.run(
-        [sys.executable, "-W", "error", str(script), front_end],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    found = json.loads(result.stdout)
+def test_resident_memory_grows_by_no_more_than_the_budget(front_end: str) -> None:
+    found = json.loads(output_of(_PROGRAM, front_end, timeout_seconds=400))
     assert found["need"] > 300 * MIB
     assert found["same"]
     assert found["evictions"] > 0
@@ -217,22 +204,11 @@ _NAMES = ["mlp", "cnn", "scan", "while", "sort", "fft", "scatter", "cumsum", "sv
 @pytest.mark.parametrize(
     "front_end", ["run", pytest.param("segments", marks=pytest.mark.slow), "remat_eager"]
 )
-def test_what_libraries_and_loops_take_is_counted(
-    front_end: str, size_mib: int, tmp_path: Path
-) -> None:
-    script = tmp_path / "kinds.py"
-    script.write_text(_KINDS)
-    segments = "1" if front_end == "segments" else "0"
-    result = subprocess.run(
-        [sys.executable, str(script), front_end, str(size_mib), *_NAMES],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "COOP_JAX_SEGMENTS": segments},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    found = json.loads(result.stdout)
+def test_what_libraries_and_loops_take_is_counted(front_end: str, size_mib: int) -> None:
+    environment = {"COOP_JAX_SEGMENTS": "1" if front_end == "segments" else "0"}
+    arguments = front_end, str(size_mib), *_NAMES
+    printed = output_of(_KINDS, *arguments, environment=environment, timeout_seconds=1800)
+    found = json.loads(printed)
     for name, (budget, grown) in found.items():  # pytest -s shows the table
         print(f"{front_end:12} {size_mib:3} MiB {name:8} {budget / MIB:7.1f} {grown / MIB:7.1f}")
     assert sorted(found) == sorted(_NAMES)

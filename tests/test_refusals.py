@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 from conftest import assert_same_bits
 from faults import Operations
 from jax.experimental import pallas
+from processes import TWO_DEVICES, output_of
 
 import coop_jax
 
@@ -212,20 +210,7 @@ print("fine")
 
 
 def test_arrays_on_other_devices() -> None:
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _DEVICES],
-        env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert found.returncode == 0, (found.stdout + found.stderr)[-4000:]
-    assert found.stdout.strip() == "fine"
+    assert output_of(_DEVICES, environment=TWO_DEVICES) == "fine\n"
 
 
 # --- Debugging switches ---

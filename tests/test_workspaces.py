@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import assert_same_bits
 from jax import lax
+from processes import output_of
 
 import coop_jax
 from coop_jax._src.instructions import CompiledPlan, Run
@@ -237,16 +235,10 @@ for share in np.arange(0.46, 0.8, 0.01):
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="reads /proc, as on Linux")
 def test_the_process_takes_no_more_than_the_budget() -> None:
-    tests = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, str(Path(tests).parent)])}
-    for name in ("COOP_JAX_VERIFY", "COOP_JAX_FORCE_EVICTION", "COOP_JAX_FUSION"):
-        environment[name] = "0"
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout, "no budget was found at which operations have blocks of their own"
-    budget, workspace, grown, returned = json.loads(done.stdout)
+    switches = ("COOP_JAX_VERIFY", "COOP_JAX_FORCE_EVICTION", "COOP_JAX_FUSION")
+    printed = output_of(_MEASURE, environment=dict.fromkeys(switches, "0"))
+    assert printed, "no budget was found at which operations have blocks of their own"
+    budget, workspace, grown, returned = json.loads(printed)
     assert workspace > 16 * MEBI
     assert grown < budget + 4 * MEBI, (budget, grown)
     assert returned < 16 * MEBI, returned

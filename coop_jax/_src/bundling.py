@@ -31,7 +31,8 @@ from coop_jax._src.fusible import has_narrow
 from coop_jax._src.merging import merged
 
 if TYPE_CHECKING:
-    from coop_jax._src.flattening import Flattener, RawOperation
+    from coop_jax._src.building import RawOperation
+    from coop_jax._src.flattening import Flattener
 
 # In `DeviceProfile.smallness`: the work of one of them, and of all of them together.
 SMALL = 4.0

@@ -1,4 +1,4 @@
-"""The profile of this CPU, by a short run, kept in a file.
+"""Device profiles by name; that of this CPU by a short run, kept in a file.
 
 Model: three rates: matrix products of float32 (FLOPs), copies larger than caches (bandwidth), tiny
 operations (launch). Each is the best of a few runs: what the machine can do, not what it did while
@@ -21,6 +21,9 @@ import jax
 import jax.numpy as jnp
 
 from coop_jax._src import costs
+from coop_jax._src.options import shown
+
+Profile = str | costs.DeviceProfile | None
 
 _RUNS = 7
 
@@ -30,6 +33,27 @@ def cache_file() -> pathlib.Path:
     given = os.environ.get("COOP_JAX_CACHE_DIR")
     folder = pathlib.Path(given) if given else pathlib.Path.home() / ".cache" / "coop_jax"
     return folder / f"cpu-profile-{platform.machine()}-{os.cpu_count()}-jax{jax.__version__}.json"
+
+
+def profile_of(given: Profile) -> costs.DeviceProfile | None:
+    """A device profile by name.
+
+    Raises:
+      ValueError: an unknown name.
+      TypeError: neither a name nor a profile.
+    """
+    if given is None or isinstance(given, costs.DeviceProfile):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(
+            f"device_profile must be a name or a coop_jax.DeviceProfile, got {shown(given)}"
+        )
+    if given == "cpu":
+        return cpu_profile()
+    if given not in costs.PROFILES:
+        names = ", ".join(map(repr, [*costs.PROFILES, "cpu"]))
+        raise ValueError(f"unknown device profile {given!r}; there are {names}")
+    return costs.PROFILES[given]
 
 
 def cpu_profile() -> costs.DeviceProfile:

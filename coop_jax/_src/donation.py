@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coop_jax._src.compat import arrays
-from coop_jax._src.flattening import SMALL_BYTES
+from coop_jax._src.grouping import SMALL_BYTES
 from coop_jax._src.passing import Inputs, place_of
 from coop_jax._src.signatures import Signature
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import equation_keys, jaxprs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class KernelBuilder:
         self.equations.append(
             Equation(
                 primitive,
-                jaxprs.unsharded(primitive, params),
+                equation_keys.unsharded(primitive, params),
                 context,
                 tuple(operands),
                 tuple(results),

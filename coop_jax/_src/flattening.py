@@ -9,7 +9,6 @@ pool reads views of it. A `cond` of cheap branches becomes a selection (see `bra
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -17,73 +16,32 @@ from typing import Any
 import numpy as np
 
 from coop_jax._src import branching, costs, grouping, primitives, refs, stacks
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.building import Builder, DynamicControlFlow
+from coop_jax._src.compat import jaxprs
 from coop_jax._src.equations import Equation, LiteralValue
 from coop_jax._src.fusible import is_narrow
-from coop_jax._src.grouping import SMALL_BYTES as SMALL_BYTES
-from coop_jax._src.grouping import is_group_body as is_group_body
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.refs import RefCell
-from coop_jax._src.sharing import Made
 from coop_jax._src.stacking import PutTogether
 from coop_jax._src.stacks import Stack
-
-
-class DynamicControlFlow(Exception):  # noqa: N818 - a signal, not an error
-    """The program branches or loops on a value: its operations are not known ahead."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RawOperation:
-    """An operation before liveness: operands and results are value numbers."""
-
-    kernel: Kernel
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-    source: str
-    name_stack: str
-    effectful: bool
-
 
 _Atom = int | LiteralValue | Stack | RefCell
 
 
-class Flattener:
-    """Walks a jaxpr once and collects values, storages and operations.
-
-    Attributes:
-      avals: the abstract value of each value number.
-      storages: the storage of each value number (its own, or that of what it is a view of).
-      offsets: where in its storage each value begins, in bytes.
-      operations: in program order.
-      constants: (value number, array) of arrays closed over.
-      fixed_outside: storages that stay where they are: constants and inputs that are not donated.
-    """
+class Flattener(Builder):
+    """Walks a jaxpr once and builds its operations."""
 
     def __init__(
         self, cache: KernelCache, kept_inputs: Sequence[bool], *, calls_apart: bool = False
     ):
         """`calls_apart`: also calls that could run as one operation, as fusion chooses better."""
-        self.cache = cache
+        super().__init__(cache, shares=calls_apart)
         self._calls_apart = calls_apart
         self._kept_inputs = kept_inputs
-        self.avals: list[Any] = []
-        self.storages: list[int] = []
-        self.offsets: list[int] = []
-        self.operations: list[RawOperation] = []
-        self.constants: list[tuple[int, Any]] = []
-        self.fixed_outside: set[int] = set()
         self.views: dict[Any, list[Equation]] = {}  # see `merging`
         self.put_together: list[PutTogether] = []  # see `stacking`
         self._index_kernels: dict[int, Kernel] = {}
-        self._constant_numbers: dict[int, int] = {}
-        self._index_numbers: dict[int, int] = {}
-        self._made = Made()
         self._small_stack_bytes = 0  # of one that is put together where it is first computed with
-
-    def can_lie_in_pool(self, aval: Any) -> bool:
-        """Whether the pool can hold a value of this dtype."""
-        return arrays.dlpack_type(aval.dtype) is not None
 
     def flatten(self, jaxpr: Any, constants: Sequence[Any]) -> tuple[list[int], list[int]]:
         """Returns the value numbers of inputs and outputs.
@@ -103,7 +61,7 @@ class Flattener:
         atoms += [x.current for x in given if isinstance(x, RefCell)]
         outputs = [self._whole_block(self.number(a)) for a in atoms]
         # Results that were written as two are two arrays: who gives one away keeps the other.
-        found_again = {self.storages[number] for number in self._made.found_again}
+        found_again = {self.storages[number] for number in self.found_again}
         seen = set[int]()
         for k, number in enumerate(outputs):
             storage = self.storages[number]
@@ -111,10 +69,6 @@ class Flattener:
                 outputs[k] = self._copied(number)
             seen.add(storage)
         return inputs, outputs
-
-    def is_part(self, number: int) -> bool:
-        """Whether a value is only a part of its storage."""
-        return costs.nbytes(self.avals[number]) != costs.nbytes(self.avals[self.storages[number]])
 
     def _whole_block(self, number: int) -> int:
         """The value with a storage of its own: what the user gets is not a part of a block."""
@@ -124,31 +78,12 @@ class Flattener:
         kernel = self.cache.from_function(lambda x: x.copy(), [self.avals[number]])
         return self.emit(kernel, [number], anew=True)[0]
 
-    def new(self, aval: Any, view_of: int | None = None, at_bytes: int = 0) -> int:
-        """The number of a new value, with a storage of its own if it is no view."""
-        number = len(self.avals)
-        self.avals.append(aval)
-        self.storages.append(number if view_of is None else self.storages[view_of])
-        self.offsets.append(at_bytes + (0 if view_of is None else self.offsets[view_of]))
-        return number
-
-    def _constant(self, value: Any, aval: Any) -> int:
-        number = self._constant_numbers.get(id(value))
-        if number is None:
-            number = self.new(aval)
-            if isinstance(value, np.ndarray) and value.dtype != aval.dtype:
-                value = np.asarray(value, aval.dtype)
-            self.fixed_outside.add(self.storages[number])
-            self._constant_numbers[id(value)] = number
-            self.constants.append((number, value))
-        return number
-
     def number(self, atom: _Atom) -> int:
         """The value number of anything; puts a stack together if it must."""
         if isinstance(atom, int):
             return atom
         if isinstance(atom, LiteralValue):
-            return self._constant(np.asarray(atom.value, atom.aval.dtype), atom.aval)
+            return self.constant(np.asarray(atom.value, atom.aval.dtype), atom.aval)
         if isinstance(atom, RefCell):
             raise TypeError(
                 f"a mutable reference ({atom.aval}) was used as an array or returned: return"
@@ -168,38 +103,6 @@ class Flattener:
                 self.put_together.append(PutTogether(tuple(parts), operations, atom.whole))
         whole: int = atom.whole
         return whole
-
-    def position(self, i: int) -> int:
-        """The value number of a position along an axis."""
-        if i not in self._index_numbers:
-            position = np.asarray(i, np.int32)
-            self._index_numbers[i] = self._constant(position, jaxprs.aval_of(position))
-        return self._index_numbers[i]
-
-    def emit(
-        self,
-        kernel: Kernel,
-        operands: Sequence[int],
-        source: str = "",
-        name_stack: str = "",
-        *,
-        effectful: bool = False,
-        anew: bool = False,
-    ) -> list[int]:
-        """Adds an operation; returns the numbers of its results.
-
-        Where operations are fused those of one that is there already, if not `anew`.
-        """
-        sharing = self._calls_apart and not (anew or effectful)
-        if sharing and (found := self._made.find(kernel, operands)) is not None:
-            return found
-        results = [self.new(aval) for aval in kernel.out_avals]
-        self.operations.append(
-            RawOperation(kernel, tuple(operands), tuple(results), source, name_stack, effectful)
-        )
-        if sharing:
-            self._made.note(kernel, operands, results)
-        return results
 
     def _walk(
         self, jaxpr: Any, constants: Sequence[_Atom], operands: Sequence[_Atom]
@@ -259,7 +162,7 @@ class Flattener:
 
     def _constants(self, jaxpr: Any, constants: Sequence[Any]) -> list[int]:
         pairs = zip(constants, jaxpr.constvars, strict=True)
-        return [self._constant(c, v.aval) for c, v in pairs]
+        return [self.constant(c, v.aval) for c, v in pairs]
 
     def _of_reference(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         avals = [
@@ -310,7 +213,7 @@ class Flattener:
         return (
             self.storages[number] not in self.fixed_outside
             and self.can_lie_in_pool(aval)
-            and costs.nbytes(aval) > SMALL_BYTES
+            and costs.nbytes(aval) > grouping.SMALL_BYTES
         )
 
     def _operation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coop_jax._src import primitives
-from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import equation_keys
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from coop_jax._src.building import RawOperation
     from coop_jax._src.equations import Equation
-    from coop_jax._src.flattening import RawOperation
     from coop_jax._src.kernels import Kernel
 
 _HEAVY = frozenset(("dot_general", "conv_general_dilated", "random_bits", "threefry2x32"))
@@ -81,7 +81,7 @@ def has_narrow(kernel: Kernel) -> bool:
 
 def is_narrow(aval: Any) -> bool:
     """Whether values are of a few bits each."""
-    name = jaxprs.type_name(getattr(aval, "dtype", ""))
+    name = equation_keys.type_name(getattr(aval, "dtype", ""))
     return name in _NARROW or name.startswith(_NARROW_FLOATS)
 
 

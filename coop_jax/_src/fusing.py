@@ -36,7 +36,8 @@ from coop_jax._src.fusible import is_cheap, is_heavy, is_loop, may_be_absorbed
 from coop_jax._src.merging import merged
 
 if TYPE_CHECKING:
-    from coop_jax._src.flattening import Flattener, RawOperation
+    from coop_jax._src.building import RawOperation
+    from coop_jax._src.flattening import Flattener
 
 # Of a fused operation: more take XLA long to compile, and gain nothing.
 _EQUATIONS = 96

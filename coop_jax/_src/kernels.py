@@ -19,7 +19,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import costs, placement, pooling, primitives
-from coop_jax._src.compat import arrays, caches, calls, contexts, ffi, jaxprs, wide
+from coop_jax._src.compat import arrays, caches, calls, contexts, equation_keys, ffi, jaxprs, wide
 from coop_jax._src.equations import Equation, KernelBuilder, LiteralValue
 from coop_jax._src.executables import OUTSIDE as OUTSIDE
 from coop_jax._src.executables import SLOT as SLOT
@@ -240,12 +240,15 @@ class KernelCache:
             tuple(
                 (
                     e.primitive,
-                    jaxprs.params_key(e.params),
+                    equation_keys.params_key(e.params),
                     e.context,
                     tuple(
                         x
                         if isinstance(x, int)
-                        else (jaxprs.literal_key(x.value), jaxprs.type_name(x.aval.dtype))
+                        else (
+                            equation_keys.literal_key(x.value),
+                            equation_keys.type_name(x.aval.dtype),
+                        )
                         for x in e.operands
                     ),
                     e.results,
@@ -253,7 +256,7 @@ class KernelCache:
                 for e in equations
             ),
             tuple(outputs),
-            tuple(map(jaxprs.aval_key, in_avals)),
+            tuple(map(equation_keys.aval_key, in_avals)),
             moved_bytes,
             in_place_operands,
         )

@@ -18,7 +18,8 @@ from coop_jax._src.equations import Equation, KernelBuilder
 from coop_jax._src.kernels import Kernel, KernelCache
 
 if TYPE_CHECKING:
-    from coop_jax._src.flattening import Flattener, RawOperation
+    from coop_jax._src.building import RawOperation
+    from coop_jax._src.flattening import Flattener
 
 
 def merged(

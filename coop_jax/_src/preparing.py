@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import costs, flattening, primitives
-from coop_jax._src.compat import arrays, contexts, jaxprs
+from coop_jax._src import costs, primitives
+from coop_jax._src.compat import arrays, contexts, equation_keys, jaxprs
 from coop_jax._src.equations import KernelBuilder, LiteralValue
 from coop_jax._src.executables import OUTSIDE, SLOT, Executable
-from coop_jax._src.flattening import SMALL_BYTES
+from coop_jax._src.grouping import SMALL_BYTES, is_group_body
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.values import Value, aval_of, key_of, operand_key
 
@@ -73,7 +73,7 @@ class Preparer:
         try:
             known = self.prepared.get(quick, quick)
         except TypeError:  # a parameter has no hash
-            quick = (quick[0], jaxprs.params_key(params), *quick[2:])
+            quick = (quick[0], equation_keys.params_key(params), *quick[2:])
             known = self.prepared.get(quick, quick)
         if known is not quick:
             found: Prepared | None = known
@@ -96,7 +96,7 @@ class Preparer:
         eqn: Any,
     ) -> Prepared | None:
         body = jaxprs.call_body(primitive, params)
-        if body is not None and not flattening.is_group_body(*body):
+        if body is not None and not is_group_body(*body):
             return None
         in_avals = [aval_of(x) for x in operands]
         out_avals = (

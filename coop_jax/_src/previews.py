@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from coop_jax._src import budget as budgets
 from coop_jax._src import options, policies, searching
-from coop_jax._src.simulation import Simulation, Simulator
+from coop_jax._src.simulation import Simulation
+from coop_jax._src.simulator import Simulator
 from coop_jax._src.traced import TracedProgram, traced_program
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from coop_jax._src.equations import Equation
 from coop_jax._src.fusible import SUMS, has_narrow, only_equation
 
 if TYPE_CHECKING:
-    from coop_jax._src.flattening import Flattener, RawOperation
+    from coop_jax._src.building import RawOperation
+    from coop_jax._src.flattening import Flattener
 
 
 def oriented(

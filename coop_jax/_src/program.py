@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from coop_jax._src import costs, products, stacking, sums
+from coop_jax._src.building import DynamicControlFlow, RawOperation
 from coop_jax._src.bundling import bundle
-from coop_jax._src.flattening import SMALL_BYTES, DynamicControlFlow, Flattener, RawOperation
+from coop_jax._src.flattening import Flattener
 from coop_jax._src.fusible import may_be_absorbed
 from coop_jax._src.fusing import fuse
+from coop_jax._src.grouping import SMALL_BYTES
 from coop_jax._src.kernels import Kernel, KernelCache
 from coop_jax._src.replacing import replaced_inputs
 from coop_jax._src.updates import run_early

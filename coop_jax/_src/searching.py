@@ -19,9 +19,11 @@ from typing import Any
 from coop_jax._src import budget as budgets
 from coop_jax._src import options, policies
 from coop_jax._src import progress as progresses
+from coop_jax._src.calibration import Profile
 from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.measured import MeasuredCosts
-from coop_jax._src.simulation import Profile, Simulation, Simulator, Workspace, traced_of
+from coop_jax._src.simulation import Simulation
+from coop_jax._src.simulator import Simulator, Workspace, traced_of
 from coop_jax._src.traced import TracedProgram
 
 # How close to the smallest or largest budget, as a share of the unbudgeted peak.

@@ -23,7 +23,8 @@ from coop_jax._src import costs
 from coop_jax._src.grouping import SMALL_BYTES
 
 if TYPE_CHECKING:
-    from coop_jax._src.flattening import Flattener, RawOperation
+    from coop_jax._src.building import RawOperation
+    from coop_jax._src.flattening import Flattener
 
 # So many parts are written by one operation, and no more than such a part of them.
 _TOGETHER = 8

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax._src import costs, primitives
-from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import equation_keys, jaxprs
 from coop_jax._src.equations import LiteralValue, MadeEquation, Typed
 from coop_jax._src.kernels import Kernel, KernelCache
 
@@ -263,7 +263,7 @@ def _written_over(
     for i in range(out_aval.shape[0]):
         others = [program.number(program.part(x, i) if isinstance(x, Stack) else x) for x in given]
         in_avals = [program.avals[n] for n in (result, *others)]
-        key = tuple(map(jaxprs.aval_key, in_avals))
+        key = tuple(map(equation_keys.aval_key, in_avals))
         if key not in kernels:
             kernels[key] = update_kernel(program.cache, eqn, kinds, in_avals, out_aval)
         (result,) = program.emit(

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from coop_jax._src.fusible import SUMS, has_narrow, only_equation
 
 if TYPE_CHECKING:
-    from coop_jax._src.flattening import Flattener, RawOperation
+    from coop_jax._src.building import RawOperation
+    from coop_jax._src.flattening import Flattener
 
 _REARRANGES = frozenset(("split", "transpose", "rev"))
 

@@ -21,7 +21,8 @@ from coop_jax._src import costs
 from coop_jax._src.grouping import SMALL_BYTES
 
 if TYPE_CHECKING:
-    from coop_jax._src.flattening import Flattener, RawOperation
+    from coop_jax._src.building import RawOperation
+    from coop_jax._src.flattening import Flattener
 
 # Of the bytes of results, so much must have a donated array to replace.
 _REPLACED = 0.9

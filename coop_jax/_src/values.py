@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import equation_keys, jaxprs
 from coop_jax._src.equations import LiteralValue
 from coop_jax._src.refs import RefCell
 from coop_jax._src.stacks import Stack
@@ -59,7 +59,7 @@ def aval_of(x: Any) -> Any:
 def operand_key(x: Any) -> Hashable:
     """What a compiled operation depends on of an operand that is no value."""
     if type(x) is LiteralValue:
-        return jaxprs.literal_key(x.value), str(x.aval.dtype)
+        return equation_keys.literal_key(x.value), str(x.aval.dtype)
     if type(x) in jaxprs.WEAK_LITERALS:
         return (), x.dtype, True  # as below, sooner
     if type(x) in (Stack, RefCell):

@@ -30,7 +30,7 @@ import numpy as np
 from jax._src import config, core, source_info_util
 from jax._src.interpreters import ad
 
-from coop_jax._src.compat import caches, jaxprs
+from coop_jax._src.compat import caches, equation_keys, jaxprs
 from coop_jax._src.compat.tracers import READ, EagerTracer
 from coop_jax._src.compat.tracing import EagerTrace
 from coop_jax._src.values import key_of
@@ -153,7 +153,7 @@ def _operand_key(trace: EagerTrace, x: Any) -> Any:
     if type(x) is EagerTracer and x._trace is trace:
         key = getattr(x._held, "key", None)  # none: a fill that nothing has read yet
         return key_of(x.aval) if key is None else key
-    return (type(x), jaxprs.literal_key(x)) if _is_scalar(x) else None
+    return (type(x), equation_keys.literal_key(x)) if _is_scalar(x) else None
 
 
 def _is_scalar(x: Any) -> bool:

@@ -1,0 +1,126 @@
+"""Values, storages and operations of a program as it is put together, before liveness.
+
+Model: values are numbers; each has an abstract value, and a storage, its own or that of what it is
+a view of. Thread rule: one thread at a time. Cost: constant for each value and operation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coop_jax._src import costs
+from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.kernels import Kernel, KernelCache
+from coop_jax._src.sharing import Made
+
+
+class DynamicControlFlow(Exception):  # noqa: N818 - a signal, not an error
+    """The program branches or loops on a value: its operations are not known ahead."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RawOperation:
+    """An operation before liveness: operands and results are value numbers."""
+
+    kernel: Kernel
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    source: str
+    name_stack: str
+    effectful: bool
+
+
+class Builder:
+    """Collects values, storages and operations.
+
+    Attributes:
+      avals: the abstract value of each value number.
+      storages: the storage of each value number (its own, or that of what it is a view of).
+      offsets: where in its storage each value begins, in bytes.
+      operations: in program order.
+      constants: (value number, array) of arrays closed over.
+      fixed_outside: storages that stay where they are: constants and inputs that are not donated.
+    """
+
+    def __init__(self, cache: KernelCache, *, shares: bool):
+        """`shares`: what is computed twice of the same operands is one value (see `sharing`)."""
+        self.cache = cache
+        self.avals: list[Any] = []
+        self.storages: list[int] = []
+        self.offsets: list[int] = []
+        self.operations: list[RawOperation] = []
+        self.constants: list[tuple[int, Any]] = []
+        self.fixed_outside: set[int] = set()
+        self._constant_numbers: dict[int, int] = {}
+        self._index_numbers: dict[int, int] = {}
+        self._shares = shares
+        self._made = Made()
+
+    @property
+    def found_again(self) -> set[int]:
+        """Values that were found where an operation was to be added."""
+        return self._made.found_again
+
+    def can_lie_in_pool(self, aval: Any) -> bool:
+        """Whether the pool can hold a value of this dtype."""
+        return arrays.dlpack_type(aval.dtype) is not None
+
+    def is_part(self, number: int) -> bool:
+        """Whether a value is only a part of its storage."""
+        return costs.nbytes(self.avals[number]) != costs.nbytes(self.avals[self.storages[number]])
+
+    def new(self, aval: Any, view_of: int | None = None, at_bytes: int = 0) -> int:
+        """The number of a new value, with a storage of its own if it is no view."""
+        number = len(self.avals)
+        self.avals.append(aval)
+        self.storages.append(number if view_of is None else self.storages[view_of])
+        self.offsets.append(at_bytes + (0 if view_of is None else self.offsets[view_of]))
+        return number
+
+    def constant(self, value: Any, aval: Any) -> int:
+        """The number of an array that is closed over, of this abstract value."""
+        number = self._constant_numbers.get(id(value))
+        if number is None:
+            number = self.new(aval)
+            if isinstance(value, np.ndarray) and value.dtype != aval.dtype:
+                value = np.asarray(value, aval.dtype)
+            self.fixed_outside.add(self.storages[number])
+            self._constant_numbers[id(value)] = number
+            self.constants.append((number, value))
+        return number
+
+    def position(self, i: int) -> int:
+        """The value number of a position along an axis."""
+        if i not in self._index_numbers:
+            position = np.asarray(i, np.int32)
+            self._index_numbers[i] = self.constant(position, jaxprs.aval_of(position))
+        return self._index_numbers[i]
+
+    def emit(
+        self,
+        kernel: Kernel,
+        operands: Sequence[int],
+        source: str = "",
+        name_stack: str = "",
+        *,
+        effectful: bool = False,
+        anew: bool = False,
+    ) -> list[int]:
+        """Adds an operation; returns the numbers of its results.
+
+        Where operations are fused those of one that is there already, if not `anew`.
+        """
+        sharing = self._shares and not (anew or effectful)
+        if sharing and (found := self._made.find(kernel, operands)) is not None:
+            return found
+        results = [self.new(aval) for aval in kernel.out_avals]
+        self.operations.append(
+            RawOperation(kernel, tuple(operands), tuple(results), source, name_stack, effectful)
+        )
+        if sharing:
+            self._made.note(kernel, operands, results)
+        return results
