@@ -221,3 +221,19 @@ def data_dependent_depth(params: State, batch: Batch) -> int:
         h = np.tanh(np.sin(h) @ params["hidden"] + params["bias"])
         depth += 1
     return depth
+
+
+def tanh_layers(layers: int) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """A step of layers that share weights: (weights, batch) to the new weights and the loss."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss(w: jax.Array) -> jax.Array:
+            h = x
+            for _ in range(layers):
+                h = jnp.tanh(h @ w)
+            return (h**2).mean()
+
+        value, grad = jax.value_and_grad(loss)(w)
+        return w - 0.1 * grad, value
+
+    return step

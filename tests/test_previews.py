@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import models
 import pytest
 
 import coop_jax
@@ -14,15 +13,7 @@ W = jnp.eye(64) * 0.5
 X = jnp.ones((256, 64))
 
 
-def _step(w: jax.Array, x: jax.Array) -> Any:
-    def loss(w: jax.Array) -> jax.Array:
-        h = x
-        for _ in range(8):
-            h = jnp.tanh(h @ w)
-        return (h**2).mean()
-
-    value, grad = jax.value_and_grad(loss)(w)
-    return w - 0.1 * grad, value
+_step = models.tanh_layers(8)
 
 
 def test_simulation_of_another_budget() -> None:
