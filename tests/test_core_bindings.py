@@ -41,6 +41,13 @@ def test_policies_compare_by_value() -> None:
         _core.Policy("dtr", "near")
 
 
+def test_policies_are_copied_and_pickled() -> None:
+    """They are part of a user's configuration."""
+    for policy in (_core.Policy(), _core.Policy("dtr", "exact", evict_always=True, in_place=True)):
+        assert copy.deepcopy(policy) == pickle.loads(pickle.dumps(policy)) == policy
+    assert copy.deepcopy(_core.Policy(search_effort=7)).search_effort == 7
+
+
 def test_an_operation_spec_checks_its_lengths_and_cost() -> None:
     with pytest.raises(ValueError, match="one entry an output"):
         _core.OperationSpec([64, 64], [False], [-1, -1], 0.0, True)

@@ -154,6 +154,15 @@ void BindPolicy(nb::module_& module) {
            [](const Policy& self, nb::handle other) {
              return nb::isinstance<Policy>(other) && self == nb::cast<const Policy&>(other);
            })
+      .def("__getstate__", PolicyKey)
+      .def("__setstate__",
+           [](Policy& self, const nb::tuple& key) {
+             new (&self) Policy(MakePolicy(nb::cast<std::string>(key[0]),
+                                           nb::cast<std::string>(key[1]), nb::cast<bool>(key[2]),
+                                           nb::cast<bool>(key[3]), nb::cast<bool>(key[4]),
+                                           nb::cast<bool>(key[5]), nb::cast<bool>(key[6]),
+                                           nb::cast<bool>(key[7]), nb::cast<int64_t>(key[8])));
+           })
       .def("__hash__", [](const Policy& self) { return PyObject_Hash(PolicyKey(self).ptr()); })
       .def("__repr__", [](const Policy& self) {
         return nb::str(

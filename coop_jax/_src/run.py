@@ -155,6 +155,9 @@ class BudgetedFunction(Generic[P, R]):
             raise RuntimeError("the runtime is made by the first call of this function")
         return self._home.latest
 
+    def __repr__(self) -> str:
+        return f"<coop_jax.run of {self._convention.fn!r}>"
+
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """A method, where the function is an attribute of a class."""
         return self if instance is None else types.MethodType(self, instance)
