@@ -1,5 +1,8 @@
 """The engine and plans through Python: shapes of what calls return, errors, and a few decisions."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
