@@ -595,6 +595,9 @@ class Prepared:
     @property
     def selection(self) -> list[int]: ...
 
+def check_launches(checked: bool) -> None:
+    """Has launches of this thread's sessions go through Python, or not."""
+
 def operation_key(
     operand_key: Callable[[Any], Hashable],
     primitive: Any,

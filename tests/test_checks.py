@@ -106,3 +106,62 @@ def test_checks_that_begin_inside_a_call() -> None:
         assert np.isnan(made).all()
         assert np.isnan(after).all()
         assert not good.any()
+
+
+@pytest.mark.parametrize("policy", ["coop", coop_jax.Policy("coop", evict_always=True)])
+def test_checks_that_begin_inside_a_call_leave_alone_what_is_made_again(policy: Any) -> None:
+    def program(x: Any) -> Any:
+        bad = [jnp.log(x - 2 - i) for i in range(4)]
+        kept = [jnp.where(jnp.isnan(b), x + i, b) for i, b in enumerate(bad)]
+        with jax.debug_nans(True):
+            total = sum((k * k).sum() for k in kept)
+            with pytest.raises(FloatingPointError, match="encountered in log"):
+                jnp.log(x - 2)
+        jnp.log(x - 2)
+        return total
+
+    x = jnp.ones(20_000)
+    expected = jax.jit(lambda x: sum(((x + i) ** 2).sum() for i in range(4)))(x)
+    budgeted = coop_jax.remat_eager(program, budget="400KiB", policy=policy)
+    for _ in range(3):
+        assert float(budgeted(x)) == float(expected)
+    assert budgeted.runtime.stats().rematerialisations > 0
+
+
+@pytest.mark.parametrize("setting", [jax.debug_nans, jax.debug_infs])
+@front_ends
+def test_results_that_no_operation_makes_are_checked(front_end: Any, setting: Any) -> None:
+    bad = np.nan if setting is jax.debug_nans else np.inf
+    constant = np.array([1, bad], np.float32)
+
+    def branch(x: Any) -> Any:
+        return jax.lax.cond(x[0] > 0, lambda: bad, lambda: 2.0)
+
+    programs = [
+        lambda x: (bad, x + 2),
+        lambda x: (constant, x + 2),
+        branch,
+        lambda x: jax.lax.scan(lambda c, y: (c, bad), x[0], x),
+    ]
+    for program in programs:
+        budgeted = front_end(lambda x, program=program: jax.jit(program)(x))
+        unchecked = budgeted(ONES)
+        with setting(True):
+            with pytest.raises(FloatingPointError, match="invalid value"):
+                jax.jit(program)(jnp.asarray(ONES))
+            with pytest.raises(FloatingPointError, match="invalid value"):
+                budgeted(ONES)
+        for a, b in zip(jax.tree.leaves(unchecked), jax.tree.leaves(budgeted(ONES)), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@front_ends
+def test_constants_that_are_no_results_are_not_checked(front_end: Any) -> None:
+    def program(x: Any) -> Any:
+        return jnp.where(x > 0, x, np.nan), jnp.where(jnp.isnan(constant), x[:2], 0)
+
+    constant = np.array([1, np.nan], np.float32)
+    budgeted = front_end(lambda x: jax.jit(program)(x))
+    with jax.debug_nans(True):
+        for a, b in zip(budgeted(ONES), jax.jit(program)(ONES), strict=True):
+            np.testing.assert_array_equal(a, b)

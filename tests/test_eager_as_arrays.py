@@ -120,6 +120,15 @@ def test_a_deleted_value_is_gone_and_its_memory_with_it() -> None:
     delete(jnp.asarray(big))
 
 
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.4.0", reason="NumPy does not ask arrays for it"
+)
+def test_an_eager_value_given_for_a_dtype_is_warned_of() -> None:
+    with pytest.warns(DeprecationWarning, match="conversion of an array to a dtype") as seen:
+        assert in_eager(lambda x: np.dtype(x + 1), X) == X.dtype
+    assert seen[0].filename == __file__
+
+
 def test_there_is_no_address() -> None:
     with pytest.raises(NotImplementedError, match="no lasting address"):
         in_eager(lambda x: (x + 1).unsafe_buffer_pointer(), X)

@@ -306,3 +306,58 @@ def test_writes_before_an_error_stay_in_the_eager_front_end() -> None:
     with pytest.raises(KeyError):
         fails(X)
     np.testing.assert_array_equal(ref[...], X)
+
+
+def _freed_and_read(x: Any) -> Any:
+    ref = jax.new_ref(x)
+    jax.free_ref(ref)
+    return ref[...]
+
+
+def _freed_twice(x: Any) -> Any:
+    ref = jax.new_ref(x)
+    jax.free_ref(ref)
+    jax.free_ref(ref)
+    return x
+
+
+def _freed_and_written(x: Any) -> Any:
+    ref = jax.new_ref(x)
+    jax.free_ref(ref)
+    ref[0] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("program", [_freed_and_read, _freed_twice, _freed_and_written])
+@pytest.mark.parametrize("jitted", [False, True])
+@front_ends
+def test_a_reference_that_was_freed_is_refused(front_end: Any, jitted: bool, program: Any) -> None:
+    inner = jax.jit(program) if jitted else program
+    with pytest.raises(ValueError, match=r"Ref\{float32\[\d+\]\} was used after it was .*freed"):
+        front_end(lambda x: inner(x))(X)
+
+
+@front_ends
+def test_a_reference_that_was_freed_at_its_end(front_end: Any) -> None:
+    @jax.jit
+    def inner(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[0] += 1
+        y = ref[...]
+        jax.free_ref(ref)
+        return y
+
+    np.testing.assert_array_equal(front_end(lambda x: inner(x) * 2)(X), inner(jnp.asarray(X)) * 2)
+
+
+def test_a_reference_in_an_eager_call_says_where_its_contents_lie() -> None:
+    asked = []
+
+    def program(x: Any) -> Any:
+        ref = jax.new_ref(jnp.sin(x))
+        asked.append((ref.sharding, ref.format, ref.shape, ref.dtype))
+        return ref[...]
+
+    program(jnp.asarray(X))
+    coop_jax.remat_eager(program)(X)
+    assert asked[0] == asked[1]

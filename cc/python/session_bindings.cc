@@ -123,6 +123,10 @@ void BindSession(nb::module_& module) {
       .def(nb::init<>())
       .def("__len__", &SlotCells::size);
 
+  module.def(
+      "check_launches", [](bool checked) { launches_are_checked = checked; }, nb::arg("checked"),
+      "Has launches of this thread's sessions go through Python, or not.");
+
   static std::array<PyMethodDef, 2> methods{{
       {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Apply)), METH_FASTCALL,
        nullptr},

@@ -71,7 +71,7 @@ nb::object SessionCore::Run(nb::handle session, nb::handle owner, nb::handle ope
     if (PyErr_CheckSignals() != 0) nb::raise_python_error();
     interrupts->Check();
   }
-  if (direct_ && history_ == nullptr) {
+  if (direct_ && history_ == nullptr && !launches_are_checked) {
     nb::object results = RunDirectly(session, owner, operands);
     if (results.is_valid()) return results;
   }

@@ -50,6 +50,10 @@ struct CompiledCall {
   return PyFloat_Check(x.ptr()) || PyLong_Check(x.ptr());
 }
 
+// Whether this thread's launches go through Python: JAX looks for NaNs in what they make, and would
+// do so by itself, also where something is made again.
+inline thread_local bool launches_are_checked = false;
+
 // Of a value outside the pool, as the budget counts it.
 [[nodiscard]] constexpr int64_t RoundUpOutside(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 

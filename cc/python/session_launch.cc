@@ -79,7 +79,7 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
   const Prepared::Form& form = overwritten == kNone ? prepared.slots : *recipe.overwriting;
   // The caller's memory may be shared with what XLA does not write over: that is looked at.
   const bool given = overwritten != kNone && donated_.count(overwritten) != 0;
-  const bool fast = fast_ && form.call != nullptr && !given;
+  const bool fast = fast_ && form.call != nullptr && !given && !launches_are_checked;
   const LetGo let_go{arguments_};
   arguments_.resize(fast ? form.call->slots.size() : 0);
   for (const Ref& ref : recipe.refs) {

@@ -26,7 +26,16 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import costs
-from coop_jax._src.compat import arrays, buffers, calls, ffi, hlo, library_memory, wide
+from coop_jax._src.compat import (
+    arrays,
+    buffers,
+    calls,
+    ffi,
+    hlo,
+    library_memory,
+    number_checks,
+    wide,
+)
 
 if TYPE_CHECKING:
     from coop_jax._src.kernels import Kernel
@@ -108,7 +117,7 @@ class Executable:
         self._placed_bytes = sum(costs.nbytes(kernel.out_avals[k]) for k in order[:told_where])
         with (
             warnings.catch_warnings(),
-            arrays.keeping_donation(),
+            number_checks.keeping_donation(),
             # Where no sharding is named, results are uncommitted, as most arrays of users are.
             jax.default_device(device),
             wide.holding(wide=kernel.is_wide),

@@ -18,7 +18,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src import kernels
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arrays, number_checks
 from coop_jax._src.executables import Executable
 from coop_jax._src.instructions import CompiledPlan, Forget, Run, View
 from coop_jax._src.interrupts import Interrupts
@@ -81,6 +81,8 @@ def execute(
 
     number, end = 0, len(compiled.instructions)
     try:
+        if replay is None:
+            _check_constants(compiled, constants)
         while True:
             if replay is not None:
                 number = replay.run(env, number, interrupts, misplaced)
@@ -123,6 +125,15 @@ def execute(
             replay.compute_seconds = replay.recompute_seconds = 0.0
 
 
+def _check_constants(compiled: CompiledPlan, constants: Sequence[Any]) -> None:
+    """Looks for NaNs in results that no operation makes, as JAX does, if it was told to."""
+    if number_checks.looks_for_nans():
+        results = {value for value, _, _ in compiled.outputs}
+        for value, array in zip(compiled.constants, constants, strict=True):
+            if value in results:
+                number_checks.check(number_checks.CONSTANT, [array])
+
+
 def _recompute_share(stats: Mapping[str, Any]) -> float:
     """Of the seconds that a plan is expected to take, those of recomputations."""
     again = float(stats["recompute_seconds"])
@@ -156,7 +167,7 @@ def _outputs(
 
 def _replay(compiled: CompiledPlan, memory: PoolMemory, counters: Counters) -> _core.Replay | None:
     """The plan in C++, unless somebody wants to see each operation."""
-    if counters.recorder is not None or arrays.looks_for_nans():
+    if counters.recorder is not None or number_checks.looks_for_nans():
         return None
     if compiled.replay is None:
         compiled.replay = replay_of(compiled.instructions, memory)
@@ -262,13 +273,13 @@ def launch(
     try:
         arguments += [memory.slot(offset, spec) for offset, spec in slots]
         arguments += operands
-        if not arrays.looks_for_nans():
+        if not number_checks.looks_for_nans():
             results = executable.call(*arguments)
         else:
-            with arrays.keeping_donation():
+            with number_checks.keeping_donation():
                 results = executable.call(*arguments)
             if not recompute:
-                arrays.check_numbers(executable.kernel.label, results)
+                number_checks.check(executable.kernel.label, results)
     finally:  # also where it raises: a traceback that somebody keeps must not keep arrays
         operands.clear()
         arguments.clear()

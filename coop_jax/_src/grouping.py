@@ -75,6 +75,8 @@ def is_cheap(jaxpr: Any) -> bool:
         name = eqn.primitive.name
         if name in primitives.HEAVY or name in primitives.IMPURE or eqn.effects:
             return False
+        if name == "free_ref":  # nothing in a kernel would see that the reference is used again
+            return False
         if name in primitives.CONTROL_FLOW:
             if not is_group(eqn.primitive, eqn.params):
                 return False

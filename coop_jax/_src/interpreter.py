@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from coop_jax._src import grouping, primitives, refs, stacks, steps
-from coop_jax._src.compat import jaxprs, tracing
+from coop_jax._src.compat import jaxprs, number_checks, tracing
 from coop_jax._src.equations import LiteralValue
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.refs import RefCell
@@ -53,10 +53,26 @@ def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[
         assert step is not None
         error.locate(jaxprs.source_of(step.eqn.source_info))
         raise
+    if number_checks.looks_for_nans():
+        _check_given(jaxpr, env)
     return [
         plain(LiteralValue(x.val, x.aval)) if isinstance(x, jaxprs.Literal) else env[x]
         for x in jaxpr.outvars
     ]
+
+
+def _check_given(jaxpr: Any, env: dict[Any, Any]) -> None:
+    """Looks at the results that no operation makes, as JAX looks at all that a jitted call returns.
+
+    Raises:
+      FloatingPointError: a literal or a constant among them is NaN, or infinite.
+    """
+    constants = {x for x in jaxpr.constvars if type(env.get(x)) is not Value}
+    for x in jaxpr.outvars:
+        if isinstance(x, jaxprs.Literal):
+            number_checks.check(number_checks.CONSTANT, [plain(LiteralValue(x.val, x.aval))])
+        elif x in constants and isinstance(env[x], (np.ndarray, jax.Array)):
+            number_checks.check(number_checks.CONSTANT, [env[x]])
 
 
 def _equation(session: Session, eqn: Any, operands: list[Any]) -> list[Any]:

@@ -22,7 +22,9 @@ from coop_jax._src.compat import refs as compat
 Call = Callable[[Any, Sequence[Any], list[Any]], Sequence[Any]]
 
 _MAKING = frozenset(("new_ref", "empty_ref"))
-PRIMITIVES = frozenset((*_MAKING, "free_ref", "freeze", "get", "swap", "addupdate", "run_state"))
+# Without results and effects, and still not to be left out: what is used afterwards is an error.
+ENDING = frozenset(("free_ref",))
+PRIMITIVES = frozenset((*_MAKING, *ENDING, "freeze", "get", "swap", "addupdate", "run_state"))
 
 
 LOST = object()
@@ -33,7 +35,7 @@ class RefCell:
 
     Attributes:
       aval: the type of the reference.
-      current: the front end's value of its contents; None once it was frozen, LOST once an
+      current: the front end's value of its contents; None once it was frozen or freed, LOST once an
         operation failed that wrote to it.
     """
 
@@ -142,7 +144,7 @@ def equation(
 
 def _contents(cell: RefCell) -> Any:
     if cell.current is None:
-        raise ValueError(f"a reference of type {cell.aval} was used after it was frozen")
+        raise ValueError(f"a reference of type {cell.aval} was used after it was frozen or freed")
     if cell.current is LOST:
         raise RuntimeError(
             f"the contents of a reference of type {cell.aval} are lost: a write to it failed"

@@ -25,7 +25,7 @@ import numpy as np
 
 from coop_jax import _core
 from coop_jax._src import interpreter, policies, primitives
-from coop_jax._src.compat import arrays, contexts, jaxprs, wide
+from coop_jax._src.compat import arrays, contexts, jaxprs, number_checks, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executables import Executable
 from coop_jax._src.executor import launch
@@ -86,13 +86,11 @@ class Session:
             load_arguments,
             operand_key,
             self._preparer.prepared,
-            self.fast
-            and self._memory.synchronous
-            and self._verifier is None
-            and not arrays.looks_for_nans(),
+            self.fast and self._memory.synchronous and self._verifier is None,
             runtime.budget_bytes is None,
             0.0 if settings.policy.evict_always else runtime.max_recompute or 0.0,
         )
+        number_checks.follow()
         core = self._core
         if interrupts is not None:
             core.interrupt_by(interrupts)

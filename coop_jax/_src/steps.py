@@ -50,7 +50,7 @@ def _find_steps(jaxpr: Any) -> list[Step]:
     steps: list[Step] = []
     for eqn in reversed(jaxpr.eqns):
         kept = tuple((n, v) for n, v in enumerate(eqn.outvars) if v in used)
-        if not kept and not eqn.effects:
+        if not kept and not eqn.effects and eqn.primitive.name not in refs.ENDING:
             continue
         reads, dead = [], []
         for x in eqn.invars:

@@ -38,7 +38,7 @@ from coop_jax._src import (
     switches,
     workspaces,
 )
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import number_checks
 from coop_jax._src.forms import Form, forms_of
 from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.kernels import Kernel
@@ -94,7 +94,11 @@ def settled_form(runtime: Runtime, signature: Signature) -> Signature | None:
     if not tier.settled:
         return None if _may_be_segmented(runtime) else signature
     # Where there are segments, all was as they need it; this alone may be otherwise now.
-    if tier.segmented is None or runtime._counters.recorder is not None or arrays.looks_for_nans():
+    if (
+        tier.segmented is None
+        or runtime._counters.recorder is not None
+        or number_checks.looks_for_nans()
+    ):
         return signature
     return tier.segmented
 
@@ -138,7 +142,7 @@ def _may_be_segmented(runtime: Runtime) -> bool:
         and not runtime.policy.evict_always
         and runtime._counters.recorder is None
         and not runtime.verifies
-        and not arrays.looks_for_nans()
+        and not number_checks.looks_for_nans()
     )
 
 

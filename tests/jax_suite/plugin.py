@@ -44,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     jax.jit(lambda: 0)()  # opens the compilation cache, which JAX's tests watch
+    # Helpers of JAX's tests that its wheel does not have.
+    jax._src.__path__.append(str(config.rootpath / "jax" / "_src"))  # type: ignore[attr-defined]
     config.pluginmanager.register(Suite(config), "coop-jax-suite")
 
 

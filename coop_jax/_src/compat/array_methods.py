@@ -66,6 +66,9 @@ class ArrayMethods:
     def __dlpack_device__(self) -> Any:
         return self.concrete().__dlpack_device__()  # type: ignore[attr-defined]
 
+    if "__numpy_dtype__" in vars(jax.Array):  # an array that is given for a dtype: JAX warns
+        __numpy_dtype__ = vars(jax.Array)["__numpy_dtype__"]
+
     @property
     def __cuda_array_interface__(self) -> Any:
         return self.concrete().__cuda_array_interface__  # type: ignore[attr-defined]

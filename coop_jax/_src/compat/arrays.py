@@ -12,16 +12,14 @@ import dataclasses
 import functools
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api_util as _api_util
 from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
-from jax._src import dispatch as _dispatch
 from jax._src import dtypes as _dtypes
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.lib import jaxlib_extension_version as _jaxlib_extension_version
@@ -309,22 +307,6 @@ def drop_numpy_view(value: jax.Array) -> bool:
     return True
 
 
-def looks_for_nans() -> bool:
-    """Whether JAX was told to look for NaNs or infinite values after every operation."""
-    return bool(_config.debug_nans.value or _config.debug_infs.value)
-
-
-@contextlib.contextmanager
-def keeping_donation() -> Iterator[None]:
-    """What a function that is called now is told to donate is donated.
-
-    Where JAX looks for NaNs it traces functions without donation, and remembers that for later
-    calls. It does not look for them, or for infinite values, in here: see `check_numbers`.
-    """
-    with jax.debug_nans(False), jax.debug_infs(False):
-        yield
-
-
 def caching_all() -> contextlib.AbstractContextManager[Any]:
     """What is compiled in here goes into JAX's persistent cache, if there is one, however small.
 
@@ -334,15 +316,3 @@ def caching_all() -> contextlib.AbstractContextManager[Any]:
         _config.persistent_cache_min_compile_time_secs(0.0)
     )
     return context
-
-
-def check_numbers(name: str, results: Sequence[jax.Array]) -> None:
-    """What JAX does after an operation where it was told to look for NaNs or infinite values.
-
-    Raises:
-      FloatingPointError: there are some.
-    """
-    try:
-        _dispatch.check_special(name, results)
-    except _api_util.InternalFloatingPointError as error:
-        raise FloatingPointError(f"invalid value ({error.ty}) encountered in {name}") from None

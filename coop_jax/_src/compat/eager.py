@@ -13,7 +13,7 @@ from types import TracebackType
 
 from jax._src import core
 
-from coop_jax._src.compat import array_methods, backward, linearizing
+from coop_jax._src.compat import array_methods, backward, known, linearizing
 from coop_jax._src.compat.tracing import EagerTrace, Session
 
 _TRANSFORMED = (
@@ -21,12 +21,6 @@ _TRANSFORMED = (
     " transformation ({trace}). Put jax.grad, vmap, jvp or jit inside the decorated function, or"
     " use coop_jax.run for the transformed function."
 )
-
-
-def current_trace_is_concrete() -> bool:
-    """Whether values are known here: no jit, grad, vmap or the like around the caller."""
-    trace = core.trace_ctx.trace
-    return trace is core.eval_trace or type(trace) is EagerTrace
 
 
 class EagerScope:
@@ -49,11 +43,12 @@ class EagerScope:
         Raises:
             TypeError: another transformation is the current trace.
         """
-        if not current_trace_is_concrete():
+        if not known.current_trace_is_concrete():
             raise TypeError(_TRANSFORMED.format(trace=type(core.trace_ctx.trace).__name__))
         backward.install()
         array_methods.install()
         linearizing.install()
+        known.install()
         self._trace = trace = EagerTrace(self._session)
         self._current = core.set_current_trace(trace)
         self._current.__enter__()

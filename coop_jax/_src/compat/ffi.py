@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src.compat.arrays import keeping_donation
+from coop_jax._src.compat.number_checks import keeping_donation
 
 TARGET = "coop_copy"
 STORE_TARGET = "coop_store"

@@ -195,6 +195,20 @@ class RefTracer(EagerTracer):
         """Nothing that could be released."""
         return
 
+    @property
+    def sharding(self) -> Any:
+        """As that of `jax.Ref`: the placement of its contents."""
+        return self._contents().sharding
+
+    @property
+    def format(self) -> Any:
+        """As that of `jax.Ref`: the layout and placement of its contents."""
+        return self._contents().format
+
+    def _contents(self) -> Any:
+        contents: Any = self[...]
+        return contents
+
     def __repr__(self) -> str:
         return f"EagerRef<{self.aval}>"
 
