@@ -361,3 +361,30 @@ def test_a_reference_in_an_eager_call_says_where_its_contents_lie() -> None:
     program(jnp.asarray(X))
     coop_jax.remat_eager(program)(X)
     assert asked[0] == asked[1]
+
+
+def _counted(x: Any, in_body: bool) -> Any:
+    tests = jax.new_ref(x)
+
+    def going(i: Any) -> Any:
+        tests[0] += 2
+        return i < 5
+
+    def body(i: Any) -> Any:
+        if in_body:
+            tests[0] += 1
+        return i + 1
+
+    steps = jax.lax.while_loop(going, body, 0)
+    return jax.freeze(tests), steps
+
+
+@pytest.mark.parametrize("size", [4, SIZE])  # one operation, and taken apart
+@front_ends
+def test_what_the_last_test_of_a_loop_writes_is_dropped(front_end: Any, size: int) -> None:
+    x = np.zeros(size, np.float32)
+    expected = jax.jit(_counted, static_argnums=1)(x, False)
+    assert_same_bits(front_end(lambda x: _counted(x, False))(x), expected)
+    assert expected[0][0] == 10
+    with pytest.raises(NotImplementedError, match="both cond and body"):
+        front_end(lambda x: _counted(x, True))(x)

@@ -234,10 +234,15 @@ def _while(session: Session, operands: list[Any], params: dict[str, Any]) -> lis
     test_fixed, fixed = operands[:count], operands[count : count + body_count]
     carry = list(operands[count + body_count :])
     operands.clear()
+    tested = refs.written_by_test(test, body, test_fixed, fixed)
     while True:
+        before = [cell.current for cell in tested]
         going = _scalar(session, call(session, test, test_constants, [*test_fixed, *carry])[0])
         if not going.any():
+            for cell, contents in zip(tested, before, strict=True):
+                cell.current = contents
             return carry
+        before.clear()
         # Under vmap there is a predicate for each element: those that are done stay as they are.
         kept = [] if going.all() else list(carry)
         arguments = [*fixed, *carry]

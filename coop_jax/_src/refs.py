@@ -160,6 +160,12 @@ def _run(call: Call, traced: Any, operands: list[Any]) -> Any:
 def _run_state(params: dict[str, Any], given: list[Any], call: Call) -> list[Any]:
     """A reference from outside is the same one inside, and its own result."""
     jaxpr, constants = jaxprs.open_closed(params["jaxpr"])
+    if not all(params["is_initialized"]):
+        values = iter(list(given))
+        given[:] = [
+            next(values) if known else _run(call, compat.uninitialized(contents_aval(x.aval)), [])
+            for known, x in zip(params["is_initialized"], jaxpr.invars, strict=True)
+        ]
     outer = [type(value) is RefCell for value in given]
     cells = [
         value if is_outer else wrapped(variable.aval, value)
@@ -171,6 +177,32 @@ def _run_state(params: dict[str, Any], given: list[Any], call: Call) -> list[Any
         cell.current if type(cell) is RefCell and not is_outer else cell
         for cell, is_outer in zip(cells, outer, strict=True)
     ]
+
+
+def written_by_test(
+    test: Any, body: Any, test_fixed: Sequence[Any], fixed: Sequence[Any]
+) -> list[RefCell]:
+    """The cells that the condition of a `while` writes to; `fixed`: constants of its two programs.
+
+    As JAX compiles it, what the last test wrote, after which the loop ends, is not kept.
+
+    Raises:
+      NotImplementedError: the body writes to one of them, too; as JAX says.
+    """
+    if RefCell not in map(type, test_fixed):
+        return []
+    written, by_body = (
+        [x for n, x in enumerate(given) if n in numbers and type(x) is RefCell]
+        for given, numbers in (
+            (test_fixed, compat.inputs_written(test)),
+            (fixed, compat.inputs_written(body)),
+        )
+    )
+    if any(x is y for x in written for y in by_body):
+        raise NotImplementedError(
+            "Cannot write to the same ref in both cond and body of while loop."
+        )
+    return written
 
 
 def rows_of(stacked: Sequence[Any], variables: Sequence[Any], call: Call) -> dict[int, Rows]:

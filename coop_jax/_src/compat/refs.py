@@ -18,7 +18,7 @@ import numpy as np
 from jax._src import core as _core
 from jax._src.lax import lax as _lax
 from jax._src.state import discharge as _discharge
-from jax._src.state.types import AbstractRef
+from jax._src.state.types import AbstractRef, WriteEffect
 
 from coop_jax._src.compat import caches, wide
 
@@ -83,6 +83,17 @@ def zeros(aval: Any) -> Any:
     return _traced(_Zeros(inner.shape, inner.dtype), ())
 
 
+def uninitialized(inner: Any) -> Any:
+    """The function that makes what JAX puts where nothing was written yet."""
+    return _traced(_Uninitialized(inner.shape, inner.dtype), ())
+
+
+def inputs_written(jaxpr: Any) -> set[int]:
+    """The numbers of a program's inputs that are references which it writes to."""
+    effects = _core.positional_effects(jaxpr)
+    return {effect.input for effect in effects if isinstance(effect, WriteEffect)}
+
+
 def read(params: dict[str, Any], inner: Any, indices: Sequence[Any]) -> Any:
     """(contents, *indices) -> the part."""
     return _traced(_Part("get", params["tree"]), (inner, *indices))
@@ -137,6 +148,11 @@ class _Zeros(_Part):
     def __call__(self, *operands: Any) -> Any:
         shape, dtype = self._key
         return jax.numpy.zeros(shape, dtype)
+
+
+class _Uninitialized(_Part):
+    def __call__(self, *operands: Any) -> Any:
+        return _discharge._default_initialization(jax.ShapeDtypeStruct(*self._key))
 
 
 def _traced(function: _Part, avals: Sequence[Any]) -> Any:
