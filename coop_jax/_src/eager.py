@@ -218,6 +218,7 @@ class EagerFunction(Generic[P, R]):
             scope = ending.scope = EagerScope(session)
             with scope as trace:
                 wrapped = [trace.wrap(_operand(session, x)) if _is_array(x) else x for x in leaves]
+                trace.note_arguments(wrapped, leaves)
                 args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
                 del wrapped
                 watch = Watch(args, kwargs)
@@ -228,6 +229,7 @@ class EagerFunction(Generic[P, R]):
                 flat, out_tree = jax.tree_util.tree_flatten(result)
                 del result
                 values = [trace.value_of(x) for x in flat]
+                uses = trace.uses_of(flat)
             session.write_back()
             out: list[Any] = []
             for x, v in zip(flat, values, strict=True):
@@ -261,6 +263,7 @@ class EagerFunction(Generic[P, R]):
             x if aval is None else _as_made(x, aval, committed)
             for x, aval in zip(out, avals, strict=False)
         ]
+        trace.note_results(uses, made)
         if not complete:
             return made
         return jax.tree_util.tree_unflatten(out_tree, made)

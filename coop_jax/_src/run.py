@@ -314,8 +314,13 @@ class BudgetedFunction(Generic[P, R]):
         return self._home.keep(made if unlimited is None else made.counting_from(unlimited))
 
     def _run(self, call: LastCall, leaves: list[Any]) -> Any:
+        uses = call.signature.key_uses
+        if uses is not None:
+            uses.check(leaves)
         with arrays.compiling():
             results = self._run_compiled(call, leaves)
+        if uses is not None:
+            uses.note(leaves, results)
         return jax.tree_util.tree_unflatten(call.signature.out_tree, results)
 
     def _run_compiled(self, call: LastCall, leaves: list[Any]) -> list[jax.Array]:
@@ -339,6 +344,6 @@ class BudgetedFunction(Generic[P, R]):
             for ref, value in zip(refs, last, strict=True):
                 compat_refs.set_contents(ref, arrays.committed(value))
         results = as_results(values, signature.out_avals, inputs, runtime.device)
-        if ran is not None:
+        if ran is not None and signature.key_uses is None:
             note(runtime, signature, call.kinds, leaves, inputs, ran, results)
         return results

@@ -16,6 +16,7 @@ from coop_jax._src.arguments import donated_names
 from coop_jax._src.calling import Convention, Fixed
 from coop_jax._src.compat import arrays, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
+from coop_jax._src.compat.key_reuse import ProgramUses, uses_of
 from coop_jax._src.compiling import Wanted, compile_gradually
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.fitting import compiled_workspaces, first_forms
@@ -115,6 +116,7 @@ class Signature:
     unrolled: Unrolled | None = None  # of whose plan the program is what it is, in segments
     warned: bool = False  # that donated arguments are kept
     known: KnownCalls | None = None  # those that need not be looked at closely again
+    key_uses: ProgramUses | None = None  # where JAX looks for random keys that are used twice
 
 
 def traced_signature(
@@ -143,6 +145,7 @@ def traced_signature(
         run here.
     """
     jaxpr, constants, out_tree = convention.trace(static, leaves, tree)
+    key_uses = uses_of(jaxpr, constants)
     transfers.check_places(constants, device)
     primitives.check_program(jaxpr)
     jaxpr, constants, refs = compat_refs.hoisted(jaxpr, constants)
@@ -174,6 +177,7 @@ def traced_signature(
         refs=refs,
         has_refs=bool(refs) or any(map(compat_refs.is_ref, leaves)),
         tier=Tier(settled=not fusion),  # what is not fused stays one primitive at a time
+        key_uses=key_uses,
     )
 
 

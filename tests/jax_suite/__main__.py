@@ -29,8 +29,10 @@ FILES = """
 lax_test lax_numpy_test lax_numpy_indexing_test lax_numpy_reducers_test lax_numpy_operators_test
 lax_numpy_einsum_test lax_numpy_ufuncs_test lax_numpy_vectorize_test lax_numpy_setops_test
 lax_control_flow_test nn_test random_test random_lax_test custom_api_test api_test
-lax_autodiff_test lax_vmap_test linalg_test fft_test debugging_primitives_test python_callback_test
-custom_linear_solve_test custom_root_test mutable_array_test scipy_stats_test sparse_bcoo_bcsr_test
+lax_autodiff_test lax_vmap_test linalg_test fft_test lax_scipy_test jet_test image_test
+checkify_test error_check_test debug_nans_test debugging_primitives_test python_callback_test
+x64_context_test key_reuse_test stateful_rng_test array_test state_test mutable_array_test
+custom_linear_solve_test custom_root_test scipy_stats_test sparse_test sparse_bcoo_bcsr_test
 """.split()
 
 
@@ -96,7 +98,7 @@ def main() -> int:
     parser.add_argument("--tests", help="comma-separated names of test files; default: all")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th test from the i-th on")
     parser.add_argument("--cases", type=int, default=2, help="generated cases for each test")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for one test")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for one test")
     parser.add_argument("--report", type=pathlib.Path, help="JSON file for all outcomes")
     options = parser.parse_args()
     options.checkout = options.checkout.resolve()

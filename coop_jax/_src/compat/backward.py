@@ -70,7 +70,7 @@ def _backward_pass(
     primals_in: Sequence[Any],
     cotangents_in: Sequence[Any],
 ) -> Any:
-    if type(core.trace_ctx.trace) is EagerTrace:
+    if isinstance(core.trace_ctx.trace, EagerTrace):
         counts = _reference_counts(consts, primals_in)
         jaxpr = _with_releases(jaxpr, consts, primals_in, counts)
         session = core.trace_ctx.trace.session

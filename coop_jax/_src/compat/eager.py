@@ -13,7 +13,7 @@ from types import TracebackType
 
 from jax._src import core
 
-from coop_jax._src.compat import array_methods, backward, known, linearizing
+from coop_jax._src.compat import array_methods, backward, key_reuse, known, linearizing
 from coop_jax._src.compat.tracing import EagerTrace, Session
 
 _TRANSFORMED = (
@@ -49,7 +49,7 @@ class EagerScope:
         array_methods.install()
         linearizing.install()
         known.install()
-        self._trace = trace = EagerTrace(self._session)
+        self._trace = trace = key_reuse.trace_for(self._session)
         self._current = core.set_current_trace(trace)
         self._current.__enter__()
         return trace

@@ -25,7 +25,7 @@ _ASKING = ("jax._src.error_check", "jax._src.random.stateful_rng")
 def current_trace_is_concrete() -> bool:
     """Whether values are known here: no jit, grad, vmap or the like around the caller."""
     trace = core.trace_ctx.trace
-    return trace is core.eval_trace or type(trace) is EagerTrace
+    return trace is core.eval_trace or isinstance(trace, EagerTrace)
 
 
 class _Unknown(type):

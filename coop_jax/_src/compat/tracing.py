@@ -112,6 +112,16 @@ class EagerTrace(core.Trace):
         """A tracer for a value, a stack or a reference of the session."""
         return wrap(self, value)
 
+    def note_arguments(self, tracers: Sequence[Any], given: Sequence[Any]) -> None:
+        """The tracers stand for these; for a trace that looks after what values are used for."""
+
+    def uses_of(self, results: Sequence[Any]) -> Sequence[Any]:
+        """What such a trace knows of what the call returns."""
+        return ()
+
+    def note_results(self, uses: Sequence[Any], made: Sequence[Any]) -> None:
+        """These arrays are what the call returns."""
+
     def value_of(self, x: object) -> Any:
         """The value behind a tracer of this trace; None for anything else."""
         return x.value if isinstance(x, EagerTracer) and x._trace is self else None

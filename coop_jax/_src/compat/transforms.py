@@ -50,7 +50,7 @@ def place() -> Place:
     if trace is core.eval_trace:
         return Place.TOP
     while trace is not core.eval_trace:
-        if type(trace) is EagerTrace:
+        if isinstance(trace, EagerTrace):
             return Place.EAGER
         if not isinstance(trace, _DYNAMIC):
             return Place.STAGED
