@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
+from coop_jax import _core
 from coop_jax._src.recent import Recent
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class Kernels:
         if self._made > self.recent.bound // 4:
             self._made = 0
             self._forget_prepared()
+            if len(self.recent) == self.recent.bound:
+                # What compiled code and its traces leave is small pieces, which malloc would keep.
+                _core.return_freed_memory()
         return kept
 
     def clear(self) -> None:
