@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "cc/python/blocked_signals.h"
 #include "cc/python/errors.h"
 #include "cc/python/exclusive.h"
 #include "cc/python/objects.h"
@@ -29,8 +30,8 @@ constexpr std::array<int, Interrupts::kWatched> kSignals = {
 // An undo that raises so often does not come to its end.
 constexpr int kMostAttempts = 1000;
 
-// Frames of a callback that may lie above one of ours.
-constexpr int kMostCallbackFrames = 4;
+// So often what is raised while something is handed over is handed over, too.
+constexpr int kMostHandovers = 8;
 
 constexpr const char* kLost =
     "coop_jax: donated arguments of this call were already overwritten or freed; they cannot be "
@@ -61,21 +62,7 @@ Signals& TheSignals() {
 
 Interrupts* active = nullptr;  // of the main thread; under the interpreter lock
 
-// Of the main thread, while signals are blocked there (see BlockedUntilStored).
-bool blocked = false;
-sigset_t mask_before;
-
-void Block() {
-  if (blocked) return;
-  sigset_t watched;
-  sigemptyset(&watched);
-  for (const int number : kSignals) sigaddset(&watched, number);
-  blocked = pthread_sigmask(SIG_BLOCK, &watched, &mask_before) == 0;
-}
-
-void Unblock() {
-  if (std::exchange(blocked, false)) pthread_sigmask(SIG_SETMASK, &mask_before, nullptr);
-}
+bool ending = false;  // a call that blocked signals has not ended yet
 
 bool IsMainThread() {
 #ifdef __APPLE__
@@ -136,13 +123,14 @@ void Interrupts::Enter() {
       handlers_[i].reset();
       const nb::object error = TakeError();
       Leave();
+      UnblockSignals();
       SetError(error);
       nb::raise_python_error();
     }
     Py_DECREF(old);
     sigaction(kSignals[i], &before, nullptr);  // with what `signal.siginterrupt` set
   }
-  Unblock();  // where a caller in C goes from call to call
+  UnblockSignals();  // where a caller in C goes from call to call
 }
 
 void Interrupts::Leave() {
@@ -219,37 +207,26 @@ void AddNote(nb::handle error) {
   error.attr("add_note")(kLost);
 }
 
-// What is held goes to the caller once it has the results, or the error that there is instead.
+// What is held goes to the caller once it has the results, or the error that there is instead; so
+// does what is raised meanwhile. Returns what cannot be handed over.
 nb::object HandOver(nb::object held) {
-  PyObject* const arguments[] = {held.ptr()};
-  TheSignals().left = true;
-  return Complete(TheSignals().hand_over.ptr(), arguments, 1);
-}
-
-// Whether a frame of our own files is at work, or one that was called from there: a callback of the
-// garbage collector, a destructor.
-bool IsOnTheWayOut() {
-  if (!TheSignals().own_files.is_valid()) return false;
-  nb::object frame = nb::borrow(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
-  for (int depth = 0; frame.is_valid() && depth < kMostCallbackFrames; ++depth) {
-    auto* const here = reinterpret_cast<PyFrameObject*>(frame.ptr());
-    const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(here)));
-    const nb::object file = nb::steal(PyObject_GetAttrString(code.ptr(), "co_filename"));
-    const bool own =
-        file.is_valid() &&
-        PyUnicode_Tailmatch(file.ptr(), TheSignals().own_files.ptr(), 0, PY_SSIZE_T_MAX, -1) == 1;
-    PyErr_Clear();
-    if (own) return true;
-    frame = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(here)));
+  for (int attempt = 0; attempt < kMostHandovers && held.is_valid(); ++attempt) {
+    PyObject* const arguments[] = {held.ptr()};
+    TheSignals().left = true;
+    nb::object raised = Complete(TheSignals().hand_over.ptr(), arguments, 1);
+    if (!raised.is_valid()) return {};
+    held = held.is_none() ? std::move(raised) : Later(std::move(raised), std::move(held));
   }
-  return false;
+  return held;
 }
 
 // Run between two bytecodes: signals arrive again once the caller's frame goes on, whose next
 // bytecodes store what the call returned.
 int UnblockOnceStored(void* /*nothing*/) {
-  if (IsOnTheWayOut() && Py_AddPendingCall(&UnblockOnceStored, nullptr) == 0) return 0;
-  Unblock();
+  if (active != nullptr || ending) return 0;  // another call has begun: its end sees to it
+  if (IsOursNear(TheSignals().own_files) && Py_AddPendingCall(&UnblockOnceStored, nullptr) == 0)
+    return 0;
+  UnblockSignals();
   return 0;
 }
 
@@ -258,12 +235,17 @@ int UnblockOnceStored(void* /*nothing*/) {
 class BlockedUntilStored {
  public:
   explicit BlockedUntilStored(bool needed) : needed_(needed) {
-    if (needed_) Block();
+    if (needed_) {
+      ending = true;
+      BlockSignals(kSignals);
+    }
   }
   BlockedUntilStored(const BlockedUntilStored&) = delete;
   BlockedUntilStored& operator=(const BlockedUntilStored&) = delete;
   ~BlockedUntilStored() {
-    if (needed_ && Py_AddPendingCall(&UnblockOnceStored, nullptr) != 0) Unblock();
+    if (!needed_) return;
+    ending = false;
+    if (Py_AddPendingCall(&UnblockOnceStored, nullptr) != 0) UnblockSignals();
   }
 
  private:
