@@ -197,3 +197,36 @@ def test_a_handler_that_raises_waits_until_the_caller_has_the_results() -> None:
             assert signal.getsignal(signal.SIGALRM) is handler
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_what_is_raised_while_something_is_handed_over_follows_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class AnotherError(Exception):
+        pass
+
+    start, failures = threading.Timer.start, [AnotherError()]
+
+    def start_with_an_error(timer: threading.Timer) -> None:
+        if failures:
+            raise failures.pop()
+        start(timer)
+
+    monkeypatch.setattr(threading.Timer, "start", start_with_an_error)
+
+    def raise_in_callback(x: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return x
+
+    def update(state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = state - jnp.tanh(state @ x)  # the argument is consumed first
+        return state, jax.pure_callback(raise_in_callback, jax.typeof(x), x @ x)
+
+    state = jnp.eye(64)
+    step = coop_jax.run(update, donate_argnums=0)
+    with pytest.raises(AnotherError):  # noqa: PT012 - a moment later
+        state, _ = step(state, jnp.eye(64) / 2)
+        while True:
+            time.sleep(0.01)
+    assert not failures
+    assert not state.is_deleted()
