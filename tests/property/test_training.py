@@ -149,7 +149,7 @@ def short_searches() -> Iterator[None]:
 
 # A handler may find Python in a destructor, which cannot raise.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:.*counts as not donated.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*cannot be updated in place:UserWarning")
 def test_a_training_loop_settles_and_ends_in_the_same_bits(loop_seed: int) -> None:
     try:
         check_loop(loop_seed)
