@@ -361,8 +361,11 @@ class Session:
         core, alignment = self._core, self._runtime._settings.alignment_bytes
         pool_bytes = core.stats()["peak_pool_bytes"]
         beside = core.peak_outside_bytes + core.workspace_bytes
-        if self._runtime.budget_bytes is not None:
-            peak = pool_bytes + max(core.reserved_bytes, beside)
+        budget_bytes = self._runtime.budget_bytes
+        if budget_bytes is not None:
+            # All lies in what was reserved, which begins aligned; what does not yet is to come.
+            reserved = min(core.reserved_bytes, budget_bytes - pool_bytes)
+            peak = pool_bytes + (reserved if core.reserved_bytes else beside)
         else:
             if beside:
                 most = int((pool_bytes + beside) * _STEP_SHARE / (1 - _STEP_SHARE)) + alignment
