@@ -86,6 +86,26 @@ def test_sums_of_gradients_are_moved_rather_than_made_again(
             break
 
 
+@pytest.mark.unless_forced("where all is evicted, more is recomputed")
+def test_what_a_checkpoint_makes_again_gives_way_to_cotangents() -> None:
+    # It is made in the backward pass, and read there, but it is not what is hard to make.
+    def loss(weights: Any, x: jax.Array) -> jax.Array:
+        @jax.checkpoint
+        def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            for _ in range(6):
+                x = jnp.tanh(jnp.sin(x @ w) + x)
+            return x, None
+
+        return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+    program = loss, (normal(0, 6, 32, 32) / 4, normal(99, 256, 32))
+    wanted, full = without_budget(program)
+    step = coop_jax.remat_eager(jax.value_and_grad(loss), budget=int(0.6 * full.peak_bytes))
+    assert_same_bits(step(*program[1]), wanted)
+    stats = step.runtime.stats()
+    assert 0 < stats.rematerialisations <= 0.5 * stats.operations
+
+
 @pytest.mark.unless_forced("the limit is not for that")
 @pytest.mark.parametrize("program", [LSTM, CHAIN])
 def test_a_call_that_recomputes_too_much_is_refused(program: Any) -> None:

@@ -267,6 +267,11 @@ void Engine::Treasure(StorageId storage) {
   impl_->memory.Treasure(storage);
 }
 
+bool Engine::IsTreasured(StorageId storage) const {
+  Known(impl_->memory, storage);
+  return impl_->memory.WasTreasured(storage);
+}
+
 void Engine::ForgetFuture() { impl_->memory.ForgetFuture(); }
 
 const std::vector<StorageId>& Engine::freed() const { return impl_->memory.freed; }

@@ -155,6 +155,7 @@ class Engine {
   // To make it again would take what nobody expects (most of the program, say): while it is held it
   // is moved, if that may be, rather than evicted, and goes only where nothing else helps.
   void Treasure(StorageId storage);
+  [[nodiscard]] bool IsTreasured(StorageId storage) const;
   // Takes back what the first three above said: the front end was wrong.
   void ForgetFuture();
 

@@ -15,9 +15,10 @@ struct Attempt {
   bool keep_requested_inputs = false;
   bool from_nothing = false;
   bool one_by_one = false;
+  bool treasures_go = false;  // like anything else
 };
 
-constexpr std::array<Attempt, 5> kAttempts = {{
+constexpr std::array<Attempt, 7> kAttempts = {{
     // What the requested operation already has in memory stays while the rest is brought back: to
     // lose it would often mean to begin again.
     {.keep_requested_inputs = true},
@@ -29,6 +30,9 @@ constexpr std::array<Attempt, 5> kAttempts = {{
     // for what else waits. Less is in memory at once, more is made several times.
     {.one_by_one = true},
     {.from_nothing = true, .one_by_one = true},
+    // Where treasures leave too little beside them there is no other way than to make them again.
+    {.keep_requested_inputs = true, .treasures_go = true},
+    {.from_nothing = true, .treasures_go = true},
 }};
 
 }  // namespace
@@ -41,13 +45,16 @@ bool Engine::Impl::Prepare(OperationId operation) {
   const Residency::MarkPoint begin = memory.Mark();
   Failure reported;
   for (const Attempt& attempt : kAttempts) {
+    if (attempt.treasures_go && !memory.AnyTreasured()) break;
     keep_requested_inputs_ = attempt.keep_requested_inputs;
     one_by_one_ = attempt.one_by_one;
-    recomputations_left_ = std::min(1024 + 16 * int64_t{memory.graph().live_operations()},
-                                    MostRecomputations() - memory.stats().recomputations);
+    recomputations_left_ = 1024 + 16 * int64_t{memory.graph().live_operations()};
+    memory.set_treasuring(!attempt.treasures_go);
     if (attempt.from_nothing) EvictEverything();
     PushFrame(operation);
-    if (RunFramesAbove(0)) return true;
+    const bool done = RunFramesAbove(0);
+    memory.set_treasuring(true);
+    if (done) return true;
     Undo(begin, 0);
     // One by one all that waits is pinned: that says less of what would do.
     if (!attempt.one_by_one) reported = failure;
@@ -190,8 +197,13 @@ bool Engine::Impl::RunFramesAbove(size_t floor) {
       if (!RunTop()) return false;
       continue;
     }
-    recomputations_left_ -= static_cast<int64_t>(missing_.size());
-    if (recomputations_left_ < 0) {  // the report names what would have come back next
+    const auto more = static_cast<int64_t>(missing_.size());
+    recomputations_left_ -= more;
+    // The report names what would have come back next.
+    if (memory.stats().recomputations + more > MostRecomputations()) {
+      return Fail(FailureReason::kLimit, OutputBytes(missing_.back()));
+    }
+    if (recomputations_left_ < 0) {
       return Fail(FailureReason::kThrashing, OutputBytes(missing_.back()));
     }
   }

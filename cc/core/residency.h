@@ -69,10 +69,12 @@ class Residency {
   [[nodiscard]] double Score(StorageId id) const {
     return IsTreasured(id) ? TreasureScore(id) : upcoming_.Worth(id) * PolicyScore(id);
   }
-  // Held, and said to be out of proportion to make again.
+  // Held, and said to be out of proportion to make again, and that counts now.
   [[nodiscard]] bool IsTreasured(StorageId id) const {
-    return upcoming_.IsTreasured(id) && graph_.storage(id).refs > 0;
+    return upcoming_.IsTreasured(id) && treasuring_ && graph_.storage(id).refs > 0;
   }
+  [[nodiscard]] bool WasTreasured(StorageId id) const { return upcoming_.IsTreasured(id); }
+  [[nodiscard]] bool AnyTreasured() const { return upcoming_.any_treasured(); }
   [[nodiscard]] double PolicyScore(StorageId id) const {
     return PolicyScore(id, [&] { return ProjectedCost(id); });
   }
@@ -192,6 +194,8 @@ class Residency {
   void SetNextRead(StorageId id, double at_seconds) { upcoming_.SetNextRead(id, at_seconds); }
   void SetWorth(StorageId id, double factor) { upcoming_.SetWorth(id, factor); }
   void Treasure(StorageId id) { upcoming_.Treasure(id); }
+  // Whether treasures are any more than other storages.
+  void set_treasuring(bool treasuring) { treasuring_ = treasuring; }
   void ForgetFuture() { upcoming_.Clear(); }
 
   [[nodiscard]] int32_t pins(StorageId id) const { return holds_[static_cast<size_t>(id)].pins; }
@@ -279,6 +283,7 @@ class Residency {
   Scalars scalars_;
   std::vector<Hold> holds_;  // parallel to the storages
   double pending_seconds_ = 0;
+  bool treasuring_ = true;
   bool recording_ = false;
   int64_t losses_ = 0;
   std::vector<StorageId> unwanted_;  // work list of CollectUnwanted

@@ -60,6 +60,7 @@ class Upcoming {
     if (index >= treasured_.size()) treasured_.resize(index + 1, 0);
     treasured_[index] = 1;
   }
+  [[nodiscard]] bool any_treasured() const { return !treasured_.empty(); }
   [[nodiscard]] bool IsTreasured(StorageId storage) const {
     const auto index = static_cast<size_t>(storage);
     return index < treasured_.size() && treasured_[index] != 0;

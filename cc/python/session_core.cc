@@ -167,7 +167,7 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
       engine().AddOperation(inputs_, specs_, prepared.cost_seconds, prepared.recomputable);
   engine().OutputsOf(operation, &outputs_);
   // What is recorded was planned without.
-  if (treasures && (history_ == nullptr || !history_->follows())) {
+  if (treasures && (history_ == nullptr || !history_->follows()) && ComesOfTreasure()) {
     for (const StorageId output : outputs_) engine().Treasure(output);
   }
   if (history_ != nullptr) {
@@ -194,6 +194,11 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
   }
   KeepRecipe(owner, operation);
   return operation;
+}
+
+bool SessionCore::ComesOfTreasure() const {
+  return std::any_of(inputs_.begin(), inputs_.end(),
+                     [&](StorageId input) { return engine().IsTreasured(input); });
 }
 
 void SessionCore::KeepRecipe(nb::handle owner, OperationId operation) {

@@ -142,7 +142,8 @@ class SessionCore : public PyEngine {
   int64_t reserved_bytes = 0;   // of the pool, for what is outside it and workspace
   double compute_seconds = 0;   // of launches that bypassed the session
   double recompute_seconds = 0;
-  bool treasures = false;  // whether results are treasured, see Engine::Treasure
+  // Whether results of treasures are treasured, see Engine::Treasure.
+  bool treasures = false;
   // Checked before each operation until a donated array is gone, which they are told. Their owner
   // outlives the session.
   Interrupts* interrupts = nullptr;
@@ -215,6 +216,8 @@ class SessionCore : public PyEngine {
   // Room is reserved in steps: gives back what is not needed now; false where that is nothing.
   bool GiveBackRoom();
   void Release(StorageId storage);
+  // Whether the operation that is submitted reads a treasure.
+  [[nodiscard]] bool ComesOfTreasure() const;
   // A Value for each output of the operation that was submitted.
   void AppendResults(const Prepared& prepared, nanobind::list* results);
   // Adds the operation and has the engine plan it; raises where there is no room.

@@ -38,7 +38,7 @@ nb::object SessionCore::RunDirectly(nb::handle session, nb::handle owner, nb::ha
     return {};
   }
   if (roomy_) cells_.places.Went(&prepared, run.offset);
-  if (treasures) engine().Treasure(run.output);
+  if (treasures && ComesOfTreasure()) engine().Treasure(run.output);
   outputs_.assign(1, run.output);
   if (run.operation != kNone) KeepRecipe(owner, run.operation);
   nb::list results;

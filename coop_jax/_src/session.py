@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import interpreter, policies, primitives
+from coop_jax._src import interpreter, policies, primitives, stacks
 from coop_jax._src.compat import arrays, contexts, jaxprs, number_checks, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executables import Executable
@@ -178,12 +178,22 @@ class Session:
         """The value is most likely not read again: its memory goes, its recipe stays."""
         self._core.hint(value.storage)
 
-    def treasure_results(self, treasures: bool) -> bool:
-        """Whether results from now on are out of proportion to make again; what it was before."""
-        if self._lesson is not None:  # a plan that is followed knows of no moves
-            return False
-        before, self._core.treasures = self._core.treasures, treasures
+    def treasure_results_of(self, values: Sequence[Any]) -> bool:
+        """What is made of these, and of that, is out of proportion to make again.
+
+        Returns whether that was said before, for `treasure_no_results`.
+        """
+        before = self._core.treasures
+        if self._lesson is None:  # a plan that is followed knows of no moves
+            self._core.treasures = True
+            for value in values:
+                for part in stacks.parts_of(value):
+                    self._core.treasure(part.storage)
         return before
+
+    def treasure_no_results(self, but: bool) -> None:
+        """From now on nothing more is; `but`: what `treasure_results_of` returned."""
+        self._core.treasures = but
 
     # --- Running ---
 

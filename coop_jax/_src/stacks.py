@@ -73,6 +73,13 @@ class Stack:
                     hint(part)
 
 
+def parts_of(x: Any) -> list[Any]:
+    """The values that a value or a stack consists of, as far as there are any."""
+    if not isinstance(x, Stack):
+        return [x] if hasattr(x, "storage") else []
+    return parts_of(x.whole) if x.whole is not None else [v for y in x.parts for v in parts_of(y)]
+
+
 def part_aval(aval: Any) -> Any:
     """The abstract value of a part."""
     return jaxprs.ShapedArray(aval.shape[1:], aval.dtype, weak_type=False)

@@ -75,6 +75,9 @@ def test_the_small_size_trains_in_part_of_its_memory_with_the_same_bits(name: st
     step = small_step(network, None)
     wanted, losses = train(step, init, itertools.islice(network.batches("small"), 2))
     peak = step.runtime.stats().peak_bytes
+    # What one operation needs for itself, most of the memory for SPOS's convolutions, never goes.
+    workspace = step.runtime.stats().workspace_bytes
+    enough = workspace + int(0.8 * (peak - workspace))
 
     def two_steps(budget_bytes: int) -> None:
         nonlocal step
@@ -84,9 +87,9 @@ def test_the_small_size_trains_in_part_of_its_memory_with_the_same_bits(name: st
         assert found_losses == losses
 
     budget_bytes = smallest_feasible(two_steps, int(0.6 * peak), peak)
-    assert budget_bytes < 0.8 * peak
+    assert budget_bytes < enough
     # Later steps find the pool cut otherwise, and an eager one may need a little more then.
-    budget_bytes = int(0.8 * peak)
+    budget_bytes = enough
     step = small_step(network, budget_bytes)
     _, losses = train(step, init, itertools.islice(network.batches("small"), 16))
     assert np.mean(losses[-4:]) < 0.97 * np.mean(losses[:4]), losses

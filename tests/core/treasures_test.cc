@@ -77,6 +77,27 @@ TEST(TreasuresTest, WhereNothingCanBeMovedATreasureGoesLast) {
   EXPECT_EQ(pool.engine.StateOf(pool.treasure), StorageState::kEvicted);
 }
 
+// Two sources and what is made of both; the pool holds three, and a treasure of one.
+TEST(TreasuresTest, WhereTheyLeaveTooLittleTheyAreMadeAgain) {
+  Engine engine(Options(3, false));
+  const StorageId a = Compute(engine, 1);
+  const StorageId b = Compute(engine, 1);
+  const OutputSpec spec{.bytes = kBlock};
+  const std::vector<StorageId> inputs = {a, b};
+  const OperationId operation = engine.AddOperation(inputs, {&spec, 1}, 1e-6, true);
+  const StorageId sum = OutputOf(engine, operation);
+  ASSERT_TRUE(engine.Run(operation));
+  engine.EvictAll();
+  const StorageId treasure = Compute(engine, 1);
+  engine.Treasure(treasure);
+  ASSERT_TRUE(engine.IsTreasured(treasure));
+  EXPECT_TRUE(engine.Materialize(sum));  // of three blocks at once
+  EXPECT_EQ(engine.StateOf(treasure), StorageState::kEvicted);
+  EXPECT_TRUE(engine.Materialize(treasure));
+  EXPECT_TRUE(engine.IsTreasured(treasure));
+  engine.Validate();
+}
+
 TEST(TreasuresTest, AMoveThatWasNotCarriedOutIsUndone) {
   for (size_t done = 0;; ++done) {
     Pool pool(true);

@@ -13,8 +13,9 @@ Cotangents go as they are consumed, but for one leak: the locals of JAX's loop k
 last equation with an ordinary rule while equations with a "fancy" rule follow. A release equation
 has an ordinary rule that gives none, so one is put wherever the walk turns to fancy rules.
 
-What the walk makes depends on all that it has made so far, and on the forward pass besides: to make
-a cotangent again is to go the way again. So the session is told to treasure it.
+A cotangent depends on all those before it, and on the forward pass besides: to make it again is to
+go the way again. So the session is told to treasure what comes of those that the walk begins with.
+(What does not is the forward pass of a `jax.checkpoint`, which takes little to make.)
 
 Invariants:
 - Only a hint: a function returned by `jax.vjp` may be called again, the session recovers the value.
@@ -75,11 +76,12 @@ def _backward_pass(
         jaxpr = _with_releases(jaxpr, consts, primals_in, counts)
         session = core.trace_ctx.trace.session
         if session is not None:
-            before = session.treasure_results(True)
+            cotangents = [core.trace_ctx.trace.value_of(x) for x in cotangents_in]
+            before = session.treasure_results_of([x for x in cotangents if x is not None])
             try:
                 return _jax_backward_pass(jaxpr, transform_stack, consts, primals_in, cotangents_in)
             finally:
-                session.treasure_results(before)
+                session.treasure_no_results(before)
     return _jax_backward_pass(jaxpr, transform_stack, consts, primals_in, cotangents_in)
 
 
@@ -197,8 +199,11 @@ class _ShapesOnly:
     def release_hint(self, value: Any) -> None:
         pass
 
-    def treasure_results(self, treasures: bool) -> bool:
-        return treasures
+    def treasure_results_of(self, values: Sequence[Any]) -> bool:
+        return False
+
+    def treasure_no_results(self, but: bool) -> None:
+        pass
 
 
 def _measure_machinery_references() -> int:

@@ -83,8 +83,12 @@ class Session(Protocol):
         """Nothing is likely to read this again: its memory may go. It must stay recoverable."""
         ...
 
-    def treasure_results(self, treasures: bool) -> bool:
-        """Whether results from now on take most of the program to make; what it was before."""
+    def treasure_results_of(self, values: Sequence[Value]) -> bool:
+        """What is made of these, and of that, takes most of the program; whether that was so."""
+        ...
+
+    def treasure_no_results(self, but: bool) -> None:
+        """From now on nothing more is; `but`: what `treasure_results_of` returned."""
         ...
 
 
