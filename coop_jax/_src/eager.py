@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import types
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from coop_jax._src import around, kernels, learning, libraries, planning, policies, tidying
+from coop_jax._src import around, learning, libraries, needs, policies, tidying
 from coop_jax._src import budget as budgets
 from coop_jax._src.calling import Convention
 from coop_jax._src.compat import arrays, jaxprs, refs, thread_state, transfers, transforms
@@ -26,21 +25,12 @@ from coop_jax._src.compat.eager import EagerScope
 from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.homes import Home
 from coop_jax._src.mutations import Watch
-from coop_jax._src.program import DynamicControlFlow, build_program
 from coop_jax._src.recent import Recent
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.session import Session
 
 # Where nothing is known ahead, the paper's.
 _DEFAULT = "coop"
-
-# What JAX raises where a function that it traces reads a value.
-_READS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -217,7 +207,9 @@ class EagerFunction(Generic[P, R]):
         try:
             scope = ending.scope = EagerScope(session)
             with scope as trace:
-                wrapped = [trace.wrap(_operand(session, x)) if _is_array(x) else x for x in leaves]
+                wrapped = [
+                    trace.wrap(_operand(session, x)) if needs.is_array(x) else x for x in leaves
+                ]
                 trace.note_arguments(wrapped, leaves)
                 args, kwargs = jax.tree_util.tree_unflatten(tree, wrapped)
                 del wrapped
@@ -274,45 +266,9 @@ class EagerFunction(Generic[P, R]):
         if not isinstance(budget, float):
             return self._home.keep(Runtime(budget, policy, device))
         unlimited = Runtime(None, policy, device)
-        peak = self._unbudgeted_peak(unlimited, leaves, tree)
+        peak = needs.unbudgeted_peak(self._fn, unlimited, leaves, tree)
         made = Runtime(max(1, int(budget * peak)), policy, device)
         return self._home.keep(made.counting_from(unlimited))
-
-    def _unbudgeted_peak(self, runtime: Runtime, leaves: list[Any], tree: Any) -> int:
-        """Bytes that the function needs, from tracing it."""
-
-        def of_arrays(*given: Any) -> list[Any]:
-            arrays_left = iter(given)
-            full = [next(arrays_left) if _is_array(x) else x for x in leaves]
-            args, kwargs = jax.tree_util.tree_unflatten(tree, full)
-            results = jax.tree_util.tree_leaves(self._fn(*args, **kwargs))
-            return [x for x in results if _is_array(x)]
-
-        try:
-            convention = Convention(of_arrays)
-            static, flat, structure = convention.flatten(tuple(filter(_is_array, leaves)), {})
-            jaxpr, constants, _ = convention.trace(static, flat, structure)
-            cache = kernels.cache_for(runtime.device)
-            program = build_program(jaxpr, constants, (False,) * len(flat), cache)
-        except (DynamicControlFlow, *_READS_VALUES) as error:
-            raise ValueError(
-                "a budget that is a fraction needs a program that is known ahead, and the control"
-                " flow of this function depends on values. Give the budget in bytes, for example"
-                " half of runtime.stats().peak_bytes after a call with budget=None."
-            ) from error
-        # Eager execution does not know last uses beforehand, so nothing is in place.
-        settings = dataclasses.replace(
-            runtime._settings, policy=policies.without_in_place(runtime.policy)
-        )
-        workspace = 0
-        for op in program.operations:
-            outside = [program.storages[program.values[r].storage].outside for r in op.results]
-            modes = tuple(kernels.OUTSIDE if o else kernels.SLOT for o in outside)
-            executable = op.kernel.executable(modes, runtime.device, cache)
-            workspace = max(workspace, executable.workspace_bytes)
-        donated = planning.first_residency(program).donated
-        engine_program = planning.core_program(program, donated)
-        return planning.unbudgeted_peak(program, engine_program, settings, workspace)
 
 
 class _Ending:
@@ -363,7 +319,3 @@ def _as_made(array: jax.Array, aval: Any, committed: bool) -> jax.Array:
 
 def _operand(session: Session, x: Any) -> Any:
     return session.cell_of(x) if refs.is_ref(x) else session.value_of(x)
-
-
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "shape") and hasattr(x, "dtype")

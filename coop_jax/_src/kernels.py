@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import costs, placement, pooling, primitives
+from coop_jax._src import costs, overwriting, placement, pooling, primitives
 from coop_jax._src.compat import arrays, caches, calls, contexts, equation_keys, ffi, jaxprs, wide
 from coop_jax._src.equations import Equation, KernelBuilder, LiteralValue
 from coop_jax._src.executables import OUTSIDE as OUTSIDE
@@ -97,9 +97,13 @@ class Kernel:
         names = list(dict.fromkeys(e.primitive.name for e in equations))
         self.label = "+".join(names[:3]) + ("+..." if len(names) > 3 else "")
         self.in_place_operands = (
-            self._find_in_place() if in_place_operands is None else in_place_operands
+            overwriting.operands_of_result(self.equations, self.in_avals, self.out_avals)
+            if in_place_operands is None
+            else in_place_operands
         )
-        self.rewritten = self._find_rewritten()
+        self.rewritten = overwriting.rewritten(
+            self.equations, self.in_place_operands, touches_part=self.touches_part
+        )
         if moved_bytes is None:
             self.flops = self._count_flops()
             moved_bytes = sum(map(costs.nbytes, (*self.in_avals, *self.out_avals)))
@@ -108,30 +112,6 @@ class Kernel:
         self.moved_bytes = moved_bytes
         self.cost_seconds = costs.cost_seconds(profile, self.flops, moved_bytes)
         self._executables: dict[tuple[tuple[int, ...], Placement], Executable] = {}
-
-    def _find_in_place(self) -> tuple[int, ...]:
-        if len(self.equations) != 1 or len(self.out_avals) != 1:
-            return ()
-        name, operands = self.equations[0].primitive.name, self.equations[0].operands
-        if name in primitives.ELEMENTWISE:
-            candidates = [x for x in operands if isinstance(x, int)]
-        elif name in primitives.UPDATES and isinstance(operands[0], int):
-            candidates = [operands[0]] if list(operands).count(operands[0]) == 1 else []
-        else:
-            return ()
-        out = self.out_avals[0]
-        same = [
-            x
-            for x in candidates
-            if self.in_avals[x].shape == out.shape and self.in_avals[x].dtype == out.dtype
-        ]
-        return tuple(dict.fromkeys(same))
-
-    def _find_rewritten(self) -> int:
-        writes_part = self.touches_part or (
-            len(self.equations) == 1 and self.equations[0].primitive.name in primitives.UPDATES
-        )
-        return self.in_place_operands[0] if writes_part and self.in_place_operands else -1
 
     def _count_flops(self) -> float:
         avals: dict[int, Any] = dict(enumerate(self.in_avals))
