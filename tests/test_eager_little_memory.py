@@ -9,43 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks import little_networks
 from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax._src import session
-
-STEPS, ROWS, WIDTH = 40, 16, 64
-
-
-def lstm_loss(w: jax.Array, xs: jax.Array) -> jax.Array:
-    def cell(state: Any, x: jax.Array) -> Any:
-        h, c = state
-        i, g, f, o = jnp.split(jnp.concatenate([x, h], -1) @ w, 4, -1)
-        c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return (h, c), h
-
-    start = (jnp.zeros((ROWS, WIDTH)),) * 2
-    return jnp.mean(jax.lax.scan(cell, start, xs)[1] ** 2)
-
-
-def chain_loss(weights: Any, x: jax.Array) -> jax.Array:
-    for w in weights:
-        x = jnp.tanh(x @ w)
-    return jnp.mean(x**2)
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-LSTM = (lstm_loss, (normal(0, 2 * WIDTH, 4 * WIDTH) / 20, normal(1, STEPS, ROWS, WIDTH)))
-CHAIN = (chain_loss, ([normal(n, 64, 64) / 8 for n in range(16)], normal(99, 256, 64)))
+LSTM = little_networks.lstm(steps=40, width=64)
+CHAIN = little_networks.chain(width=64)
 
 
-def without_budget(program: Any) -> tuple[Any, Any]:
-    loss, args = program
-    step = coop_jax.remat_eager(jax.value_and_grad(loss))
+def without_budget(program: little_networks.Network) -> tuple[Any, Any]:
+    gradient, args = program
+    step = coop_jax.remat_eager(gradient)
     return step(*args), step.runtime.stats()
 
 
@@ -54,10 +35,12 @@ def without_budget(program: Any) -> tuple[Any, Any]:
     ("program", "share", "most"),
     [(LSTM, 0.7, 1.0), (LSTM, 0.5, 2.0), (CHAIN, 0.7, 0.3), (CHAIN, 0.5, 1.0)],
 )
-def test_half_of_the_peak_is_enough(program: Any, share: float, most: float) -> None:
-    loss, args = program
+def test_half_of_the_peak_is_enough(
+    program: little_networks.Network, share: float, most: float
+) -> None:
+    gradient, args = program
     wanted, full = without_budget(program)
-    step = coop_jax.remat_eager(jax.value_and_grad(loss), budget=int(share * full.peak_bytes))
+    step = coop_jax.remat_eager(gradient, budget=int(share * full.peak_bytes))
     assert_same_bits(step(*args), wanted)
     stats = step.runtime.stats()
     assert stats.peak_bytes <= int(share * full.peak_bytes)
@@ -76,11 +59,11 @@ def test_sums_of_gradients_are_moved_rather_than_made_again(
         return real(self, array, key, offset)
 
     monkeypatch.setattr(session.Session, "_on_move", counted)
-    loss, args = LSTM
+    gradient, args = LSTM
     wanted, full = without_budget(LSTM)
     for share in itertools.count(56, -2):  # before it is too little
         budget = int(share / 100 * full.peak_bytes)
-        step = coop_jax.remat_eager(jax.value_and_grad(loss), budget=budget)
+        step = coop_jax.remat_eager(gradient, budget=budget)
         assert_same_bits(step(*args), wanted)
         if moved:
             break
@@ -98,9 +81,9 @@ def test_what_a_checkpoint_makes_again_gives_way_to_cotangents() -> None:
 
         return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
 
-    program = loss, (normal(0, 6, 32, 32) / 4, normal(99, 256, 32))
+    program = jax.value_and_grad(loss), (normal(0, 6, 32, 32) / 4, normal(99, 256, 32))
     wanted, full = without_budget(program)
-    step = coop_jax.remat_eager(jax.value_and_grad(loss), budget=int(0.6 * full.peak_bytes))
+    step = coop_jax.remat_eager(program[0], budget=int(0.6 * full.peak_bytes))
     assert_same_bits(step(*program[1]), wanted)
     stats = step.runtime.stats()
     assert 0 < stats.rematerialisations <= 0.5 * stats.operations
@@ -108,14 +91,13 @@ def test_what_a_checkpoint_makes_again_gives_way_to_cotangents() -> None:
 
 @pytest.mark.unless_forced("the limit is not for that")
 @pytest.mark.parametrize("program", [LSTM, CHAIN])
-def test_a_call_that_recomputes_too_much_is_refused(program: Any) -> None:
-    loss, args = program
+def test_a_call_that_recomputes_too_much_is_refused(program: little_networks.Network) -> None:
+    gradient, args = program
     _, full = without_budget(program)
-    value_and_grad = jax.value_and_grad(loss)
     for share in itertools.count(45, -3):
         budget = int(share / 100 * full.peak_bytes)
         runtime = coop_jax.Runtime(budget, "coop", max_recompute=1e-6)
-        step = coop_jax.remat_eager(value_and_grad, runtime=runtime)
+        step = coop_jax.remat_eager(gradient, runtime=runtime)
         try:
             step(*args)
         except coop_jax.BudgetExceededError as error:
