@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -91,6 +92,58 @@ def run_file(
         return found
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """Of one file: every test's outcome, the row of the table, and what failed.
+
+    Attributes:
+      outcomes: by test, as the plugin writes them.
+      row: a number for each of `COLUMNS`.
+      reasons: of excluded failures, with how often each holds.
+      findings: failures that nothing explains.
+    """
+
+    outcomes: dict[str, Any]
+    row: dict[str, int]
+    reasons: collections.Counter[str]
+    findings: list[str]
+
+
+def result_of(options: argparse.Namespace, name: str, known: Sequence[Rule]) -> Result:
+    """Runs a file, and what failed in plain JAX as well."""
+    eager = run_file(options, name, "eager")
+    outcomes = eager["tests"]
+    failed = [test for test, x in outcomes.items() if x["outcome"] == "failed"]
+    plain = run_file(options, name, "plain", failed)["tests"] if failed else {}
+    counts = collections.Counter(x["outcome"] for x in outcomes.values())
+    reasons: collections.Counter[str] = collections.Counter()
+    findings = []
+    for test in failed:
+        message = outcomes[test]["error"]
+        if plain[test]["outcome"] != "passed":
+            outcomes[test]["excluded"] = "does not pass in plain JAX here either"
+            counts["skipped"] += 1
+            continue
+        counts["plain"] += 1
+        reason = next((r.reason for r in known if r.holds_for(test, message)), None)
+        if reason is None:
+            findings.append(f"{test}\n    {message.splitlines()[0] if message else ''}")
+        else:
+            outcomes[test]["excluded"] = reason
+            reasons[reason] += 1
+    row = {
+        "tests": len(outcomes),
+        "skipped": counts["skipped"],
+        "in JAX": counts["passed"] + counts["plain"],
+        "here": counts["passed"],
+        "excluded": reasons.total(),
+        "findings": len(findings),
+        "operations": eager["totals"]["operations"],
+        "recomputations": eager["totals"]["rematerialisations"],
+    }
+    return Result(outcomes, row, reasons, findings)
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -99,6 +152,7 @@ def main() -> int:
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th test from the i-th on")
     parser.add_argument("--cases", type=int, default=2, help="generated cases for each test")
     parser.add_argument("--seconds", type=float, default=120.0, help="for one test")
+    parser.add_argument("--jobs", type=int, default=1, help="files that run at a time")
     parser.add_argument("--report", type=pathlib.Path, help="JSON file for all outcomes")
     options = parser.parse_args()
     options.checkout = options.checkout.resolve()
@@ -107,43 +161,19 @@ def main() -> int:
     reasons: collections.Counter[str] = collections.Counter()
     findings: list[str] = []
     report: dict[str, Any] = {}
+    names = options.tests.split(",") if options.tests else FILES
     _print_row("file", {column: column for column in COLUMNS})
-    for name in options.tests.split(",") if options.tests else FILES:
-        eager = run_file(options, name, "eager")
-        outcomes = report[name] = eager["tests"]
-        failed = [test for test, x in outcomes.items() if x["outcome"] == "failed"]
-        plain = run_file(options, name, "plain", failed)["tests"] if failed else {}
-        counts = collections.Counter(x["outcome"] for x in outcomes.values())
-        excluded = 0
-        found = []
-        for test in failed:
-            message = outcomes[test]["error"]
-            if plain[test]["outcome"] != "passed":
-                outcomes[test]["excluded"] = "does not pass in plain JAX here either"
-                continue
-            counts["plain"] += 1
-            reason = next((r.reason for r in known if r.holds_for(test, message)), None)
-            if reason is None:
-                found.append(f"{test}\n    {message.splitlines()[0] if message else ''}")
-            else:
-                outcomes[test]["excluded"] = reason
-                reasons[reason] += 1
-                excluded += 1
-        row = {
-            "tests": len(outcomes),
-            "skipped": counts["skipped"],
-            "in JAX": counts["passed"] + counts["plain"],
-            "here": counts["passed"],
-            "excluded": excluded,
-            "findings": len(found),
-            "operations": eager["totals"]["operations"],
-            "recomputations": eager["totals"]["rematerialisations"],
-        }
-        _print_row(name, row)
-        totals.update(row)
-        findings += found
-        if options.report is not None:
-            options.report.write_text(json.dumps(report, indent=1))
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        results = [pool.submit(result_of, options, name, known) for name in names]
+        for name, future in zip(names, results, strict=True):
+            result = future.result()
+            _print_row(name, result.row)
+            totals.update(result.row)
+            reasons.update(result.reasons)
+            findings += result.findings
+            report[name] = result.outcomes
+            if options.report is not None:
+                options.report.write_text(json.dumps(report, indent=1))
     _print_row("all", totals)
     print("\nexcluded:")
     for reason, count in reasons.most_common():
