@@ -53,7 +53,7 @@ def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[
         assert step is not None
         error.locate(jaxprs.source_of(step.eqn.source_info))
         raise
-    if number_checks.looks_for_nans():
+    if jaxpr.constvars or jaxprs.Literal in map(type, jaxpr.outvars):
         _check_given(jaxpr, env)
     return [
         plain(LiteralValue(x.val, x.aval)) if isinstance(x, jaxprs.Literal) else env[x]
@@ -67,6 +67,8 @@ def _check_given(jaxpr: Any, env: dict[Any, Any]) -> None:
     Raises:
       FloatingPointError: a literal or a constant among them is NaN, or infinite.
     """
+    if not number_checks.looks_for_nans():
+        return
     constants = {x for x in jaxpr.constvars if type(env.get(x)) is not Value}
     for x in jaxpr.outvars:
         if isinstance(x, jaxprs.Literal):
