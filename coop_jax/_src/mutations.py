@@ -36,11 +36,9 @@ class Watch:
     __slots__ = ("_before", "_objects")
 
     def __init__(self, positional: Any, named: dict[str, Any]):
-        self._objects = [
-            (path, node)
-            for path, node in tree_flatten_with_path((positional, named), is_leaf=_is_object)[0]
-            if _is_object(node)
-        ]
+        arrays_alone = jax.tree_util.all_leaves((*positional, *named.values()))
+        flat = [] if arrays_alone else tree_flatten_with_path((positional, named), _is_object)[0]
+        self._objects = [(path, node) for path, node in flat if _is_object(node)]
         self._before = [_stable_leaves(node) for _, node in self._objects]
 
     def check(self, fn: Callable[..., Any], result: Any) -> None:

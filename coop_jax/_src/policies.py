@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from coop_jax import _core
@@ -97,6 +98,7 @@ def without_keeping(policy: Policy) -> Policy:
     return _with(policy, keep_demanded=False)
 
 
+@functools.lru_cache(maxsize=256)  # it takes as long as some operations
 def of_a_session(policy: Policy) -> Policy:
     """What operations run by that come as they are called, of which nothing is known.
 
