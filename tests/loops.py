@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from benchmarks.little_networks import lstm_cell
 
 ROWS = 8
 
@@ -42,15 +43,6 @@ def trained(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
 
     return step
-
-
-def lstm_cell(state: Any, x: jax.Array, w: jax.Array) -> Any:
-    """Of weights for input and state together."""
-    h, c = state
-    i, g, f, o = jnp.split(jnp.concatenate([x, h], -1) @ w, 4, -1)
-    c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    return (h, c), h
 
 
 def _lstm(layers: list[jax.Array], xs: jax.Array, *, reverse: bool = False) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -74,19 +75,21 @@ def mixer(layers: int = 6, rows: int = 8, tokens: int = 64, width: int = 64) -> 
     return jax.value_and_grad(loss), (weights, normal(999, rows, tokens, width))
 
 
+def lstm_cell(state: Any, x: jax.Array, w: jax.Array) -> Any:
+    """Of weights for input and state together."""
+    h, c = state
+    i, g, f, o = jnp.split(jnp.concatenate([x, h], -1) @ w, 4, -1)
+    c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h
+
+
 def lstm(steps: int = 48, rows: int = 16, width: int = 128) -> Network:
     """An LSTM by `jax.lax.scan`."""
 
     def loss(w: jax.Array, xs: jax.Array) -> jax.Array:
-        def cell(state: Any, x: jax.Array) -> Any:
-            h, c = state
-            i, g, f, o = jnp.split(jnp.concatenate([x, h], -1) @ w, 4, -1)
-            c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-            h = jax.nn.sigmoid(o) * jnp.tanh(c)
-            return (h, c), h
-
         start = (jnp.zeros((rows, width)),) * 2
-        return jnp.mean(jax.lax.scan(cell, start, xs)[1] ** 2)
+        return jnp.mean(jax.lax.scan(functools.partial(lstm_cell, w=w), start, xs)[1] ** 2)
 
     w = normal(1, 2 * width, 4 * width, scale=0.05)
     return jax.value_and_grad(loss), (w, normal(2, steps, rows, width, scale=1.0))
