@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import coop_jax
-from coop_jax._src import executor, session
+from coop_jax._src import executor, first_launches, session
 from coop_jax._src.instructions import Run
 
 FRONT_ENDS = ["run", "remat_eager"]
@@ -118,7 +118,7 @@ class Operations:
 
         patch.setattr(executor, "launch", counted_launch)
         patch.setattr(executor, "replay_of", counted_replay_of)
-        patch.setattr(session, "launch", counted_launch)
+        patch.setattr(first_launches, "launch", counted_launch)
         patch.setattr(executor, "_run", counted_plan_run)
         patch.setattr(session.Session, "_on_launch", counted_session_launch)
         patch.setattr(session.Session, "fast", False)  # every launch comes by here

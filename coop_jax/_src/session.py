@@ -15,7 +15,6 @@ Thread rule: one thread, under the runtime's lock.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,11 +24,12 @@ import numpy as np
 
 from coop_jax import _core
 from coop_jax._src import interpreter, policies, primitives, stacks
+from coop_jax._src.beside import Beside, enough_bytes
 from coop_jax._src.compat import arrays, contexts, jaxprs, number_checks, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executables import Executable
-from coop_jax._src.executor import launch
 from coop_jax._src.externals import Externals
+from coop_jax._src.first_launches import first_launch
 from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.learning import Lesson
 from coop_jax._src.preparing import Prepared, Preparer
@@ -37,12 +37,6 @@ from coop_jax._src.refs import CallersRefs, RefCell
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.stacks import Stack
 from coop_jax._src.values import Value, aval_of_key, operand_key
-
-_LARGEST_ALIGNMENT = 256  # of blocks, on any device
-
-
-# Room beside the pool is taken in steps, of a share of the budget: to ask for it takes time.
-_STEP_BYTES, _STEP_SHARE = 1 << 16, 1 / 256
 
 
 class Session:
@@ -97,7 +91,7 @@ class Session:
         known_bytes = 0 if lesson is None else lesson.workspace_bytes
         core.workspace_bytes = max(runtime._workspace_bytes, known_bytes)
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
-        self.peak_bytes = 0  # all that the budget counts; known once it is closed
+        self._beside = Beside(runtime, core)
         self._callers_refs = CallersRefs()
         self._lesson = lesson
         if lesson is not None:
@@ -108,6 +102,11 @@ class Session:
             if lesson.reserved_bytes > core.reserved_bytes:
                 core.reserve_room(self, lesson.reserved_bytes)
             lesson.advise(settings, runtime.capacity_bytes(), core.reserved_blocks())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was there at once, of all that the budget counts; known at the end."""
+        return self._beside.peak_bytes
 
     # --- Values in and out ---
 
@@ -257,32 +256,18 @@ class Session:
         if workspace_bytes <= self._core.workspace_bytes:
             self._reserve(incoming_bytes)
             return
-        self._count_peak()
+        self._beside.count_peak()
         self._reserve(incoming_bytes, workspace_bytes)
         self._core.workspace_bytes = workspace_bytes
 
     def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None:
         if failure["reason"] in ("thrashing", "limit"):
-            failure["enough_bytes"] = self._enough_bytes(failure["requested_bytes"])
+            requested_bytes = failure["requested_bytes"]
+            failure["enough_bytes"] = enough_bytes(self._core, self._runtime, requested_bytes)
         if prepared is None:
             raise self._runtime.exceeded(failure, "reading a value")
         source = jaxprs.source_of(jaxprs.current_source())
         raise self._runtime.exceeded(failure, f"operation '{prepared.kernel.label}'", source)
-
-    def _enough_bytes(self, requested_bytes: int) -> int | None:
-        """A budget for all that is held now, whether it is there or not, and one request.
-
-        None where that is less than there is: what was needed at once is not held any more.
-        """
-        core, held, seen, storage = self._core, 0, 0, 0
-        while seen < core.live_storages:
-            state = core.state_of(storage)
-            seen += state != "dead"
-            if state in ("resident", "evicted") and core.refs_of(storage) > 0:
-                held += _rounded(core.bytes_of(storage))
-            storage += 1
-        enough = held + _rounded(requested_bytes) + core.workspace_bytes
-        return enough if enough > self._runtime.capacity_bytes() else None
 
     def _on_in_place(self, prepared: Prepared, operand: int) -> Executable:
         """The form of an operation that writes its result over an operand."""
@@ -301,88 +286,23 @@ class Session:
         recompute: bool,
         given: bool,
     ) -> list[Any]:
-        """Launches what is not known to obey yet.
-
-        Args:
-          prepared: the operation.
-          executable: what to launch.
-          places: for each result its storage, the storage it is wanted for now (-1: for none), its
-            offset (-1: outside the pool) and the operand whose memory it takes (-1: none).
-          operands: arrays and scalars; the list is emptied.
-          recompute: whether it has run before.
-          given: whether the memory that is overwritten is the caller's.
-
-        Returns:
-          The results by number.
-        """
-        memory = self._memory
-        specs = [(k, memory.spec(executable.kernel.out_avals[k])) for k in executable.slot_results]
-        slots = [(places[k][2], spec) for k, spec in specs]
-        first = not executable.checked
-        begin = time.perf_counter()
-        over = [(mode, places[k][2]) for k, mode in enumerate(executable.modes) if mode >= 0]
-        consumed = [operands[mode] for mode, _ in over] if given else None
-        results = launch(
-            executable, slots, operands, over, memory, consumed=consumed, recompute=recompute
+        """Launches what is not known to obey yet; see `first_launch`."""
+        return first_launch(
+            self._runtime,
+            self._core,
+            self._verifier,
+            prepared,
+            executable,
+            places,
+            operands,
+            recompute=recompute,
+            given=given,
         )
-        seconds = executable.kernel.cost_seconds if first else time.perf_counter() - begin
-        counters = self._runtime._counters
-        if recompute:
-            counters.recompute_seconds += seconds
-        else:
-            counters.compute_seconds += seconds
-        if executable.obedient_call is None and executable.places_outputs and memory.synchronous:
-            executable.obedient_call = _core.CompiledCall(executable.call, executable.order, specs)
-        by_number: list[Any] = [None] * len(places)
-        for k, result in zip(executable.order, results, strict=True):
-            by_number[k] = result
-        if self._verifier is not None:
-            label, validate = prepared.kernel.label, self._core.validate
-            self._verifier.see_launch(
-                places, by_number, label, recompute=recompute, validate=validate
-            )
-        return by_number
 
     # --- Keeping books ---
 
     def _reserve(self, incoming_bytes: int = 0, workspace_bytes: int = 0) -> None:
-        """Keeps room for what lies outside the pool; in steps, so that it is seldom asked for."""
-        core = self._core
-        workspace_bytes = max(workspace_bytes, core.workspace_bytes)
-        needed = core.outside_bytes + incoming_bytes + workspace_bytes
-        if needed <= core.reserved_bytes:
-            return
-        if core.reserved_bytes:
-            self._count_peak()  # from now on there is more room beside the pool
-        step = min(_STEP_BYTES, int(self._runtime.capacity_bytes() * _STEP_SHARE))
-        if not core.reserve_room(self, needed + step) and not core.reserve_room(self, needed):
-            raise self._runtime.exceeded(
-                core.failure(), "arguments, small values and workspace"
-            ) from None
-        core.reset_peak()  # what the reservation evicted was not beside what needs the room
-        for offset, nbytes in core.reserved_blocks():
-            self._memory.pool.discard(offset, nbytes)
-
-    def _count_peak(self) -> None:
-        """Notes the peak so far, which had the room so far beside it.
-
-        Without a budget the room is counted that there would be, so that the peak is one.
-        """
-        core, alignment = self._core, self._runtime._settings.alignment_bytes
-        pool_bytes = core.stats()["peak_pool_bytes"]
-        beside = core.peak_outside_bytes + core.workspace_bytes
-        budget_bytes = self._runtime.budget_bytes
-        if budget_bytes is not None:
-            # All lies in what was reserved, which begins aligned; what does not yet is to come.
-            reserved = min(core.reserved_bytes, budget_bytes - pool_bytes)
-            peak = pool_bytes + (reserved if core.reserved_bytes else beside)
-        else:
-            if beside:
-                most = int((pool_bytes + beside) * _STEP_SHARE / (1 - _STEP_SHARE)) + alignment
-                beside += min(_STEP_BYTES, most)
-            peak = pool_bytes + -(-beside // alignment) * alignment
-        self.peak_bytes = max(self.peak_bytes, peak)
-        core.reset_peak()
+        self._beside.reserve(self, incoming_bytes, workspace_bytes)
 
     def learn(self) -> None:
         """The call is complete: what it did is what the next one is expected to do."""
@@ -407,17 +327,13 @@ class Session:
         self._callers_refs.clear()
 
     def _count(self) -> None:
-        self._count_peak()
+        self._beside.count_peak()
         core, counters = self._core, self._runtime._counters
         counters.compute_seconds += core.compute_seconds
         counters.recompute_seconds += core.recompute_seconds
         self._runtime.count(
             core.stats(),
-            peak_bytes=self.peak_bytes,
+            peak_bytes=self._beside.peak_bytes,
             outside_bytes=core.peak_outside_bytes,
             workspace_bytes=core.workspace_bytes,
         )
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // _LARGEST_ALIGNMENT) * _LARGEST_ALIGNMENT
