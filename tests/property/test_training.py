@@ -134,8 +134,9 @@ def check_loop(seed: int) -> None:
     assert step.runtime.stats().peak_bytes <= budget, context
     tally["loops"] += 1
     tally["evicting loops"] += step.runtime.stats().rematerialisations > 0
-    # Other configurations need other programs, which may need more.
-    step = coop_jax.run(loop.step, donate_argnums=0, budget=2 * peak, policy=policy, fusion=fusion)
+    # Other configurations need other programs, which may need more: twice as much with 64 bits,
+    # beside the state that is left as it is.
+    step = coop_jax.run(loop.step, donate_argnums=0, budget=3 * peak, policy=policy, fusion=fusion)
     assert train_disturbed(step, loop, draw) == expected, f"disturbed: {context}"
 
 
