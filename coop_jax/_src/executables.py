@@ -29,6 +29,7 @@ from coop_jax._src import costs
 from coop_jax._src.compat import (
     arrays,
     buffers,
+    caches,
     calls,
     ffi,
     hlo,
@@ -124,7 +125,7 @@ class Executable:
         ):
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             try:
-                self._lowered: Any = jitted.lower(*specs)
+                self._lowered: Any = caches.lowered(jitted, specs)
             except Exception as error:  # no rule for this device...
                 error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
                 raise

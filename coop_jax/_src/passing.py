@@ -239,7 +239,6 @@ def _lend_anew(inputs: Inputs, given: bytes, memory: PoolMemory) -> None:
         place = inputs.places[n]
         offset = memory.pool.offset_of(place) if given[n] and place is not None else -1
         if offset >= 0 and memory.pool.live_count(offset) == 1:
-            x.delete()
             arrays.replace_buffer(x, memory.lend(offset, memory.spec(x.aval)))
 
 

@@ -177,7 +177,17 @@ _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def replace_buffer(target: jax.Array, source: jax.Array) -> None:
-    """Lets `target` (any holder of it) own the memory of `source`; its old memory is freed."""
+    """Lets `target` (any holder of it) own the memory of `source`; its old memory is freed.
+
+    Memory of which views remain is freed with them, but not held by JAX any more.
+    """
+    old = with_aval(
+        target,
+        weak_type=False,
+        committed=is_committed(target),
+        shape=target.shape,
+        dtype=target.dtype,
+    )
     like = with_aval(
         source,
         weak_type=False,
@@ -186,6 +196,7 @@ def replace_buffer(target: jax.Array, source: jax.Array) -> None:
         dtype=source.dtype,
     )
     target._replace_with(like)  # type: ignore[attr-defined]
+    old.delete()
 
 
 def with_aval(

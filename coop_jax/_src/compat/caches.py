@@ -1,4 +1,4 @@
-"""Caches that `jax.clear_caches` empties with its own.
+"""What JAX keeps: caches of ours that `jax.clear_caches` empties, and lowered code that it lets go.
 
 Model: JAX keeps weak references to its caches, and calls `cache_clear` of each.
 Thread rule: as JAX's. Cost: O(1).
@@ -6,9 +6,13 @@ Thread rule: as JAX's. Cost: O(1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import jax
+from jax._src import pjit as _pjit
 from jax._src import util as _util
+from jax._src.interpreters import pxla as _pxla
 
 
 class Cache(Protocol):
@@ -40,3 +44,19 @@ class ClearedDict(dict[Any, Any]):
     def cache_clear(self) -> None:
         """As `clear`."""
         self.clear()
+
+
+def lowered(jitted: Any, specs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+    """`jitted.lower(*specs)`, of which JAX keeps nothing once it is gone.
+
+    From 0.12 on two of JAX's caches, 2,048 entries each, hold their own keys: one what is compiled
+    of it, the other the jaxpr, and through it the executable.
+    """
+    traced = jitted.trace(*specs)
+    result = traced.lower()
+    for cache in _OF_JAXPRS:
+        cache.evict_weakref(traced.jaxpr)
+    return result
+
+
+_OF_JAXPRS = (_pjit._pjit_lower, _pxla._dce_jaxpr)
