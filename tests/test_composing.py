@@ -272,6 +272,29 @@ def test_layer_norms_are_members_like_others() -> None:
     assert launches(step)[0] == 1
 
 
+def test_what_libraries_take_needs_room_unless_that_is_kept_free() -> None:
+    program, cache = planned("cnn", 0.9), kernels.cache_for(jax.devices()[0])
+    needed = max(segments.library_bytes(op.kernel) for op in program.operations)
+    assert needed >= LEAST_BYTES
+    room = room_before(program, _most_alive(program) + needed // 2)
+    free = segmenting.segmented(program, cache, float("inf"), room, reserved_bytes=needed)
+    tight = segmenting.segmented(program, cache, float("inf"), room)
+    assert len(free.operations) < len(tight.operations) < len(program.operations)
+    for made in (free, tight):
+        expected = segments.temporary_bytes(made)
+        for number, op, kernel in segments_in(made):
+            if not kernel.executables():
+                beside = max(segments.library_bytes(m.kernel) for m in kernel.members)
+                assert expected[number] >= beside == segments.library_bytes(kernel)
+    number = 0
+    for op in tight.operations:
+        members = op.kernel.members if isinstance(op.kernel, Segment) else (op,)
+        if len(members) > 1:
+            assert isinstance(op.kernel, Segment)
+            assert sum(op.kernel.block_bytes) + segments.library_bytes(op.kernel) <= room[number]
+        number += len(members)
+
+
 @pytest.mark.parametrize("in_pool", [False, True])
 def test_what_no_cache_holds_is_computed_in_our_order(
     monkeypatch: pytest.MonkeyPatch, in_pool: bool

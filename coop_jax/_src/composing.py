@@ -23,7 +23,14 @@ from coop_jax._src import costs, scratch
 from coop_jax._src.compat import arrays
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.program import Operation, Program, Storage, Value
-from coop_jax._src.segments import Member, Segment, Source, temporaries, workspace_bytes
+from coop_jax._src.segments import (
+    Member,
+    Segment,
+    Source,
+    library_bytes,
+    temporaries,
+    workspace_bytes,
+)
 
 # An operation that needs so much workspace gets blocks for it also where it stays alone, and a
 # segment more blocks than were expected.
@@ -46,7 +53,15 @@ class Composer:
       given_up_at: for each storage that may be scratch after its last use: the operation with that.
     """
 
-    def __init__(self, program: Program, cache: KernelCache, *, in_pool: bool, in_order: bool):
+    def __init__(
+        self,
+        program: Program,
+        cache: KernelCache,
+        *,
+        in_pool: bool,
+        in_order: bool,
+        reserved_bytes: int = 0,
+    ):
         """Looks at the program as a whole.
 
         Args:
@@ -54,8 +69,10 @@ class Composer:
           cache: where kernels live.
           in_pool: whether what members hand on lies in the pool.
           in_order: whether XLA has to keep their order, see `Segment`, also where they are small.
+          reserved_bytes: what is free for libraries anyhow.
         """
         self._program = program
+        self._reserved_bytes = reserved_bytes
         self._cache = cache
         self._in_pool = in_pool
         self._in_order = in_order
@@ -160,16 +177,25 @@ class Composer:
         )
 
     def adds(self, numbers: Sequence[int]) -> int:
-        """Bytes that a segment of these operations adds, by what is known before it is compiled."""
+        """Bytes that a segment of these operations adds, by what is known before it is compiled.
+
+        In the pool, and in libraries while it runs.
+        """
         ops = [self._program.operations[n] for n in numbers]
         left = {self.values[v].storage for v in self._left(numbers)}
         made = {s: n for op in ops for s, n in self.made_by(op).items() if s in left}
-        return sum(made.values()) + sum(scratch.block_bytes(self._buffers(numbers)))
+        inside = sum(made.values()) + sum(scratch.block_bytes(self._buffers(numbers)))
+        return inside + self.beside(max(library_bytes(op.kernel) for op in ops))
 
     def added_by(self, made: Operation) -> int:
         """The same for an operation that was composed."""
         assert isinstance(made.kernel, Segment)
-        return sum(self.made_by(made).values()) + sum(made.kernel.block_bytes)
+        inside = sum(self.made_by(made).values()) + sum(made.kernel.block_bytes)
+        return inside + self.beside(library_bytes(made.kernel))
+
+    def beside(self, in_libraries: int) -> int:
+        """What libraries need beside what is free for them anyhow."""
+        return max(0, in_libraries - self._reserved_bytes)
 
     def _left(self, numbers: Sequence[int]) -> list[int]:
         """What a segment makes that others read."""
@@ -195,7 +221,7 @@ class Composer:
     ) -> Segment:
         """The segment of these members; with more blocks where XLA is known to need them."""
         key = (
-            tuple((id(m.kernel), m.sources) for m in members),  # the cache keeps kernels for ever
+            tuple((id(m.kernel), m.sources) for m in members),  # alive with the segment
             tuple(outputs),
             tuple((a.shape, a.dtype) for a in in_avals),
             tuple(given_up),

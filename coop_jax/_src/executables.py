@@ -75,6 +75,7 @@ class Executable:
         "checked",
         "donates",
         "kernel",
+        "library_bytes",
         "modes",
         "obedient_call",
         "order",
@@ -134,7 +135,7 @@ class Executable:
         self._compiled: Any = None
         self._structure: str | None = None
         self._temporaries: list[int] | None = None
-        self.workspace_bytes = 0
+        self.workspace_bytes = self.library_bytes = 0
         self.places_outputs = False
         self.checked = False
 
@@ -162,7 +163,8 @@ class Executable:
             0, placed - aliased
         )
         if self._host:  # elsewhere XLA gives libraries their memory, and tells of it
-            self.workspace_bytes += library_memory.unreported_bytes(hlo.serialized(self._compiled))
+            self.library_bytes = library_memory.unreported_bytes(hlo.serialized(self._compiled))
+            self.workspace_bytes += self.library_bytes
         self.places_outputs = aliased >= placed
 
     def module(self) -> hlo.Module | None:

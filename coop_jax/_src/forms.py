@@ -18,7 +18,7 @@ from coop_jax._src.composing import LARGE_BYTES
 from coop_jax._src.gradual import Pieces
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.kernels import KernelCache
-from coop_jax._src.program import Program
+from coop_jax._src.program import Operation, Program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature
@@ -40,11 +40,17 @@ class Form:
     most_bytes: float
     room: tuple[int, ...]
     in_pool: bool
+    reserved_bytes: int = 0
 
     def made(self, cache: KernelCache) -> Program:
         """The segmented program, with what is known of operations and segments by now."""
         return segmenting.segmented(
-            self.written, cache, self.most_bytes, self.room, in_pool=self.in_pool
+            self.written,
+            cache,
+            self.most_bytes,
+            self.room,
+            in_pool=self.in_pool,
+            reserved_bytes=self.reserved_bytes,
         )
 
 
@@ -64,18 +70,44 @@ def forms_of(
         if len(made.operations) not in seen:
             seen.add(len(made.operations))
             forms += [form, dataclasses.replace(form, in_pool=True)]
-        limit = min(limit, max(segments.temporary_bytes(made), default=0)) / 2
+        limit = min(limit, max(map(_handed_on, made.operations), default=0)) / 2
     if not known.stats["recomputations"]:
         return forms
     plan = yield from _plan_of_segments(runtime, signature, residency, known)
+    forms += _in_room(runtime, program, plan)
+    if _reserved_bytes(program, known.plan) > _reserved_bytes(program, plan):
+        forms += _in_room(runtime, program, known.plan)
+    return forms
+
+
+def _in_room(runtime: Runtime, program: Program, plan: _core.Plan) -> list[Form]:
+    """A plan as a program, with segments that add no more than is free."""
     written = unrolled(program, plan)
+    reserved = _reserved_bytes(program, plan)
+    free = runtime.capacity_bytes() - plan.stats["peak_outside_bytes"] - reserved
+    forms = []
     for part in _PARTS:
-        within = int(part * (runtime.capacity_bytes() - plan.stats["peak_outside_bytes"]))
+        within = int(part * free)
         within -= min(LARGE_BYTES, within // 64)  # which segments may need of XLA's memory
         room = tuple(room_before(written.program, within))
         # In XLA's memory it would take the place of what is in the pool.
-        forms.append(Form(written.program, written, math.inf, room, in_pool=True))
+        forms.append(Form(written.program, written, math.inf, room, True, reserved))
     return forms
+
+
+def _reserved_bytes(program: Program, plan: _core.Plan) -> int:
+    """What a plan leaves to libraries throughout; nothing where they have it only as they run."""
+    needed = max((segments.library_bytes(op.kernel) for op in program.operations), default=0)
+    reserved = plan.stats["reserved_bytes"] - plan.stats["peak_outside_bytes"]
+    return needed if needed <= reserved else 0
+
+
+def _handed_on(op: Operation) -> int:
+    """What an operation needs of memory that XLA gives, an estimate of what is not compiled."""
+    kernel = op.kernel
+    if isinstance(kernel, segments.Segment) and not kernel.executables():
+        return kernel.temporary_bytes
+    return segments.workspace_bytes(kernel) - segments.library_bytes(kernel)
 
 
 def _plan_of_segments(

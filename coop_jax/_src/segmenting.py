@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from coop_jax._src.composing import Composer
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.program import Operation, Program, releases_of
-from coop_jax._src.segments import may_be_member, workspace_bytes
+from coop_jax._src.segments import library_bytes, may_be_member, workspace_bytes
 
 # Members of one executable: XLA's passes are not all linear.
 _MEMBERS = 4096
@@ -33,6 +33,7 @@ def segmented(
     room: Sequence[float] = (),
     *,
     in_pool: bool = False,
+    reserved_bytes: int = 0,
 ) -> Program:
     """The program with neighbouring operations as segments.
 
@@ -41,11 +42,13 @@ def segmented(
       cache: where kernels live.
       most_bytes: what the members of a segment may hand on to each other, at most at once.
       room: what is free before each operation: all that a segment that begins there adds has to
-        fit into it, in the pool. Empty: that is not looked at.
+        fit into it. Empty: that is not looked at.
       in_pool: whether what members hand on lies in the pool; else it is part of the segment's
         workspace. Where room is given it does.
+      reserved_bytes: what is free for XLA's libraries, beside the room.
     """
-    return _Segmenter(program, cache, most_bytes, room, in_pool or bool(room)).segmented()
+    in_pool = in_pool or bool(room)
+    return _Segmenter(program, cache, most_bytes, room, in_pool, reserved_bytes).segmented()
 
 
 class _Segmenter:
@@ -56,12 +59,15 @@ class _Segmenter:
         most_bytes: float,
         room: Sequence[float],
         in_pool: bool,
+        reserved_bytes: int,
     ):
         self._program = program
         self._room = room
         self._most_bytes = most_bytes
         # Where room is known more may live at one time in another order than there is.
-        self._composer = Composer(program, cache, in_pool=in_pool, in_order=bool(room))
+        self._composer = Composer(
+            program, cache, in_pool=in_pool, in_order=bool(room), reserved_bytes=reserved_bytes
+        )
         self._open: list[int] = []
         self._alive: dict[int, int] = {}  # made in the open segment: bytes
         self._at_once = 0
@@ -98,11 +104,12 @@ class _Segmenter:
         if not self._room:
             return True
         # At least this; more is known once it is complete.
-        return self._with(op) - self._gone_bytes <= self._room[self._open[0]]
+        beside = self._composer.beside(library_bytes(op.kernel))
+        return self._with(op) + beside - self._gone_bytes <= self._room[self._open[0]]
 
     def _with(self, op: Operation) -> int:
         made = sum(self._composer.made_by(op).values())
-        return self._at_once + made + workspace_bytes(op.kernel)
+        return self._at_once + made + workspace_bytes(op.kernel) - library_bytes(op.kernel)
 
     def _take(self, number: int, op: Operation) -> None:
         self._most_at_once = max(self._most_at_once, self._with(op))

@@ -141,6 +141,14 @@ def workspace_bytes(kernel: Kernel) -> int:
     return max((e.workspace_bytes for e in kernel.executables()), default=0)
 
 
+def library_bytes(kernel: Kernel) -> int:
+    """What libraries take of it, which is never in the pool; before it is compiled an estimate."""
+    executables = kernel.executables()
+    if isinstance(kernel, Segment) and not executables:
+        return max(library_bytes(m.kernel) for m in kernel.members)
+    return max((e.library_bytes for e in executables), default=0)
+
+
 def temporaries(kernel: Kernel) -> list[int]:
     """Buffers of an operation's workspace, of the form that needs most."""
     forms = kernel.executables()
@@ -150,7 +158,7 @@ def temporaries(kernel: Kernel) -> list[int]:
 def temporary_bytes(program: Program) -> list[int]:
     """Each operation's workspace in a segmented program, an estimate of what is not compiled."""
     return [
-        op.kernel.temporary_bytes
+        op.kernel.temporary_bytes + library_bytes(op.kernel)
         if isinstance(op.kernel, Segment) and not op.kernel.executables()
         else workspace_bytes(op.kernel)
         for op in program.operations
