@@ -282,7 +282,7 @@ def test_what_libraries_take_needs_room_unless_that_is_kept_free() -> None:
     assert len(free.operations) < len(tight.operations) < len(program.operations)
     for made in (free, tight):
         expected = segments.temporary_bytes(made)
-        for number, op, kernel in segments_in(made):
+        for number, _, kernel in segments_in(made):
             if not kernel.executables():
                 beside = max(segments.library_bytes(m.kernel) for m in kernel.members)
                 assert expected[number] >= beside == segments.library_bytes(kernel)
