@@ -190,7 +190,7 @@ class OperationSpec:
     def recomputable(self) -> bool: ...
 
 class Engine:
-    """The planner: placement, eviction, recomputation. See cc/core/engine.h for the rules."""
+    """The planner: placement, eviction, recomputation. See cc/core/engine/engine.h for the rules."""
 
     def __init__(
         self,
@@ -387,7 +387,7 @@ class Replay:
     """Whether all that overwrote donated arrays since ``run`` began at 0 lies where it should."""
 
 class Interrupts:
-    """Handlers of signals that wait, in one call (see cc/python/call_guard.h)."""
+    """Handlers of signals that wait, in one call (see cc/python/guard/call_guard.h)."""
 
     consumed: bool
     """Whether a donated array is gone: the call has to finish."""
@@ -455,10 +455,10 @@ def exit(self: Any, *raised: object) -> None:
     """`__exit__` of a class, likewise."""
 
 def ensure_signal_stack() -> None:
-    """Give this thread a stack of its own for handlers (see cc/python/signal_stack.h)."""
+    """Give this thread a stack of its own for handlers (see cc/python/guard/signal_stack.h)."""
 
 class HolderCount:
-    """How to find how many hold the memory of an array besides it: see cc/python/holder_count.h."""
+    """How to find how many hold the memory of an array besides it: see cc/python/memory/holder_count.h."""
 
     def __init__(
         self, array_at: int, array_type: int, buffer_at: int, buffer_type: int, count_at: int
@@ -608,7 +608,7 @@ def operation_key(
     """What an operation is looked up by; without a hash where a parameter has none."""
 
 class PreparedOperations:
-    """Prepared operations by their keys. See cc/python/operation_key.h."""
+    """Prepared operations by their keys. See cc/python/session/operation_key.h."""
 
     def __init__(
         self, literals: frozenset[type], constant: type, literal_array: type, literal_aval: Any
@@ -629,13 +629,13 @@ class PreparedOperations:
     def clear(self) -> None: ...
 
 class SlotCells:
-    """Arrays to be donated to what is written at their place next. See cc/python/slot_cells.h."""
+    """Arrays to be donated to what is written at their place next. See cc/python/memory/slot_cells.h."""
 
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
 
 class SessionCore(Engine):
-    """An engine and what a session holds; runs operations. See cc/python/session_core.h."""
+    """An engine and what a session holds; runs operations. See cc/python/session/session_core.h."""
 
     def __init__(
         self,
@@ -719,7 +719,7 @@ class SessionCore(Engine):
         """Check ``interrupts`` before each operation, until a donated array is gone."""
 
 class Program:
-    """Metadata of a straight-line program; ids are indices. See cc/core/program.h."""
+    """Metadata of a straight-line program; ids are indices. See cc/core/planner/plan.h."""
 
     def __init__(
         self,
@@ -811,7 +811,7 @@ def make_plan(
     pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it;
     ``places`` names offsets to take where they are free, -1 for none; ``held_for`` an operation
     that counts as reading a storage too, -1 for none. Where ``checkpoints`` says what is kept over
-    the fullest moment, the rest is made again (see cc/core/checkpoints.h), if ``only_packed`` where
+    the fullest moment, the rest is made again (see cc/core/planner/checkpoint_plan.h), if ``only_packed`` where
     addresses for all of it are found ahead; empty: the engine decides.
 
     Raises:
@@ -843,7 +843,7 @@ def checkpoints_within(
     """What is cheapest to keep if the rest is made again; then ``shares`` of its bytes.
 
     With ``parts``, what is alive over the narrow cuts between so many parts is kept in any case;
-    of equally narrow ones the last or the first. See cc/core/checkpoints.h.
+    of equally narrow ones the last or the first. See cc/core/planner/checkpoint_plan.h.
 
     Returns:
         For each: the storages to keep, ``checkpoints`` of ``make_plan``; the most bytes alive in
@@ -862,7 +862,7 @@ def checkpoints_at_cuts(
     """
 
 class History:
-    """What a function did in its last call. See cc/core/history.h."""
+    """What a function did in its last call. See cc/core/planner/call_history.h."""
 
     def __init__(self) -> None: ...
     def finish(self) -> bool:
@@ -915,7 +915,7 @@ class History:
         """Storages that the pool holds, by what makes them."""
 
 class FungibleProgram:
-    """Operations over tensors and a schedule; ids are indices. See cc/core/fungible.h."""
+    """Operations over tensors and a schedule; ids are indices. See cc/baselines/dtr/simulator.h."""
 
     def __init__(
         self,

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/engine.h"
-#include "cc/core/program.h"
+#include "cc/core/engine/engine.h"
+#include "cc/core/planner/plan.h"
 
 #ifdef COOP_GOOGLE_BENCHMARK
 #include <benchmark/benchmark.h>

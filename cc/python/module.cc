@@ -11,16 +11,16 @@
 
 #include "cc/ffi/copy.h"
 #include "cc/ffi/scratch.h"
-#include "cc/python/argument_reader.h"
-#include "cc/python/call_guard.h"
-#include "cc/python/call_recognizer.h"
-#include "cc/python/engine_bindings.h"
-#include "cc/python/entered.h"
-#include "cc/python/pool_bindings.h"
-#include "cc/python/replay.h"
-#include "cc/python/session_core.h"
-#include "cc/python/signal_stack.h"
-#include "cc/python/tree_structure.h"
+#include "cc/python/engine/engine_bindings.h"
+#include "cc/python/guard/call_guard.h"
+#include "cc/python/guard/entered.h"
+#include "cc/python/guard/signal_stack.h"
+#include "cc/python/memory/pool_bindings.h"
+#include "cc/python/replay/argument_reader.h"
+#include "cc/python/replay/call_recognizer.h"
+#include "cc/python/replay/plan_replay.h"
+#include "cc/python/replay/tree_structure.h"
+#include "cc/python/session/session_core.h"
 
 namespace nb = nanobind;
 

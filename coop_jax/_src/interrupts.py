@@ -6,7 +6,7 @@ compiled. A step that has begun to overwrite its donated arguments is finished a
 returned; what was raised follows when the caller has them: a moment later, or at the beginning of
 the next call if that comes first (in a loop of steps it would else find each of them at work).
 What does not come from a signal (`PyThreadState_SetAsyncExc`) cannot wait; a note on the error says
-so where that took donated arguments. How calls begin and end is in cc/python/call_guard.h.
+so where that took donated arguments. How calls begin and end is in cc/python/guard/call_guard.h.
 
 Invariant: what a handler raises is raised once. Thread rule: what is handed over is under a lock.
 """

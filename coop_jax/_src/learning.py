@@ -1,6 +1,6 @@
 """What a function that runs operation by operation did in its last calls, and how it goes on.
 
-Model: a session records what it does (`_core.History`, see cc/core/history.h). What is recorded is
+Model: a session records what it does (`_core.History`, see cc/core/planner/call_history.h). What is recorded is
 a program. Once a call has done the same as the one before, it is planned like any other: by the
 forms of the policy, and if it comes again by a search. A later call goes the best way: its engine
 has that plan's policy and is told what the plan was told, as long as the call does what was

@@ -19,7 +19,7 @@ from jax.tree_util import default_registry
 from coop_jax import _core
 from coop_jax._src.calling import Fixed
 
-# As in cc/python/tree_structure.h.
+# As in cc/python/replay/tree_structure.h.
 _LEAF, _NONE, _TUPLE, _LIST, _DICT, _NAMED_TUPLE, _CUSTOM = range(7)
 
 _BUILT_IN = {type(None): _NONE, tuple: _TUPLE, list: _LIST, dict: _DICT}

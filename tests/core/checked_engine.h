@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/engine.h"
+#include "cc/core/engine/engine.h"
 #include "tests/core/fake_memory.h"
 
 namespace coop::testing {

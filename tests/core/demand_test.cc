@@ -4,7 +4,7 @@
 
 #include <initializer_list>
 
-#include "cc/core/engine.h"
+#include "cc/core/engine/engine.h"
 #include "tests/core/checked_engine.h"
 
 namespace coop::testing {

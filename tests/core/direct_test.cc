@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "cc/core/engine.h"
+#include "cc/core/engine/engine.h"
 #include "tests/core/named_policies.h"
 
 namespace coop::testing {

@@ -1,6 +1,6 @@
 // Basic behaviours of the engine, one at a time and without fake memory: what it answers with.
 
-#include "cc/core/engine.h"
+#include "cc/core/engine/engine.h"
 
 #include <gtest/gtest.h>
 

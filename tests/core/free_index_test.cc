@@ -1,6 +1,6 @@
 // The index of free blocks beside a map that is looked through from end to end.
 
-#include "cc/core/free_index.h"
+#include "cc/core/pool/free_index.h"
 
 #include <gtest/gtest.h>
 

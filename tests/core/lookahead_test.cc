@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "cc/core/engine.h"
-#include "cc/core/program.h"
+#include "cc/core/engine/engine.h"
+#include "cc/core/planner/plan.h"
 #include "small_pool.h"
 
 namespace coop::testing {

@@ -7,7 +7,7 @@
 #include <ostream>
 #include <vector>
 
-#include "cc/core/types.h"
+#include "cc/core/base/types.h"
 
 namespace coop::testing {
 

@@ -1,6 +1,6 @@
 // Projected costs against searches of the graph that share no code with the engine.
 
-#include "cc/core/neighborhood.h"
+#include "cc/core/engine/neighborhood.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <vector>
 
-#include "cc/core/engine.h"
+#include "cc/core/engine/engine.h"
 #include "tests/core/checked_engine.h"
 
 namespace coop::testing {

@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "cc/core/program.h"
+#include "cc/core/planner/plan.h"
 #include "tests/core/fake_memory.h"
 
 namespace coop::testing {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cc/core/types.h"
+#include "cc/core/base/types.h"
 
 namespace coop::testing {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cc/core/engine.h"
+#include "cc/core/engine/engine.h"
 #include "tests/core/small_pool.h"
 
 namespace coop::testing {

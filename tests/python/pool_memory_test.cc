@@ -1,6 +1,6 @@
 // Pool memory without Python: what slots are refused, and who keeps what alive, under sanitizers.
 
-#include "cc/python/pool_memory.h"
+#include "cc/python/memory/pool_memory.h"
 
 #include <gtest/gtest.h>
 

@@ -119,7 +119,7 @@ def disable_async_dispatch() -> None:
 
 
 def _shield_from_signals() -> None:
-    """Lets no handler of a signal run where XLA computes (see cc/python/signal_stack.h).
+    """Lets no handler of a signal run where XLA computes (see cc/python/guard/signal_stack.h).
 
     XLA's own threads take no signals, if the backend is not up yet; this one runs handlers on a
     stack of their own, as do other threads from their first call on.

@@ -1,0 +1,96 @@
+// FungibleProgram and simulate_fungible in Python (see engine_bindings.h and
+// cc/baselines/dtr/simulator.h).
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/baselines/dtr/simulator.h"
+#include "cc/python/engine/engine_bindings.h"
+
+namespace nb = nanobind;
+
+namespace coop::python {
+namespace {
+
+using Ints = std::vector<int32_t>;
+
+FungibleHeuristic HeuristicOf(const std::string& name) {
+  if (name == "dtr") return FungibleHeuristic::kDtr;
+  if (name == "union_find") return FungibleHeuristic::kUnionFind;
+  if (name == "local") return FungibleHeuristic::kLocal;
+  if (name == "lru") return FungibleHeuristic::kLru;
+  if (name == "size") return FungibleHeuristic::kSize;
+  if (name == "msps") return FungibleHeuristic::kMsps;
+  throw std::invalid_argument(
+      "heuristic must be 'dtr', 'union_find', 'local', 'lru', 'size' or 'msps', not '" + name +
+      "'");
+}
+
+const char* StatusName(FungibleStatus status) {
+  switch (status) {
+    case FungibleStatus::kOutOfMemory:
+      return "out_of_memory";
+    case FungibleStatus::kThrashing:
+      return "thrashing";
+    case FungibleStatus::kOk:
+      break;
+  }
+  return "ok";
+}
+
+nb::dict Simulate(const FungibleProgram& program, const std::string& heuristic,
+                  int64_t budget_bytes, int64_t recompute_limit_ns, bool release_pinned) {
+  const FungibleOptions options{HeuristicOf(heuristic), budget_bytes, recompute_limit_ns,
+                                release_pinned};
+  FungibleResult result;
+  {
+    const nb::gil_scoped_release unlocked;  // the program is not changed by anybody
+    result = SimulateFungible(program, options);
+  }
+  nb::dict dict;
+  dict["status"] = StatusName(result.status);
+  dict["clock_ns"] = result.clock_ns;
+  dict["compute_ns"] = result.compute_ns;
+  dict["recompute_ns"] = result.recompute_ns;
+  dict["peak_bytes"] = result.peak_bytes;
+  dict["operations"] = result.operations;
+  dict["recomputations"] = result.recomputations;
+  dict["evictions"] = result.evictions;
+  dict["scores"] = result.scores;
+  return dict;
+}
+
+}  // namespace
+
+void BindFungible(nb::module_& module) {
+  nb::class_<FungibleProgram>(module, "FungibleProgram",
+                              "Operations over tensors and a schedule; ids are indices.")
+      .def(
+          "__init__",
+          [](FungibleProgram* self, std::vector<int64_t> op_cost_ns, Ints op_arg_begin,
+             Ints op_args, Ints op_result_begin, std::vector<int64_t> result_bytes,
+             Ints result_alias, std::vector<uint8_t> step_kinds, Ints step_ids) {
+            new (self) FungibleProgram{std::move(op_cost_ns),   std::move(op_arg_begin),
+                                       std::move(op_args),      std::move(op_result_begin),
+                                       std::move(result_bytes), std::move(result_alias),
+                                       std::move(step_kinds),   std::move(step_ids)};
+          },
+          nb::kw_only(), nb::arg("op_cost_ns"), nb::arg("op_arg_begin"), nb::arg("op_args"),
+          nb::arg("op_result_begin"), nb::arg("result_bytes"), nb::arg("result_alias"),
+          nb::arg("step_kinds"), nb::arg("step_ids"))
+      .def_prop_ro("operation_count", &FungibleProgram::operation_count)
+      .def_prop_ro("tensor_count", &FungibleProgram::tensor_count);
+
+  module.def("simulate_fungible", &Simulate, nb::arg("program"), nb::kw_only(),
+             nb::arg("heuristic"), nb::arg("budget_bytes") = -1, nb::arg("recompute_limit_ns") = -1,
+             nb::arg("release_pinned") = false);
+}
+
+}  // namespace coop::python
