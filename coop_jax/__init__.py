@@ -1,14 +1,10 @@
 """Train JAX programs under a hard memory budget, without annotations."""
 
-from coop_jax._src.budget import parse_bytes as parse_bytes
 from coop_jax._src.costs import DeviceProfile as DeviceProfile
 from coop_jax._src.eager import remat_eager as remat_eager
-from coop_jax._src.errors import BudgetExceededError as BudgetExceededError
-from coop_jax._src.errors import BudgetReport as BudgetReport
 from coop_jax._src.measured import MeasuredCosts as MeasuredCosts
 from coop_jax._src.measured import record_costs as record_costs
 from coop_jax._src.policies import Policy as Policy
-from coop_jax._src.program_errors import ProgramFileError as ProgramFileError
 from coop_jax._src.program_files import load_program as load_program
 from coop_jax._src.program_files import save_program as save_program
 from coop_jax._src.run import run as run
@@ -21,6 +17,10 @@ from coop_jax._src.simulator import simulate as simulate
 from coop_jax._src.stats import Stats as Stats
 from coop_jax._src.traced import TracedProgram as TracedProgram
 from coop_jax._src.traced import trace_program as trace_program
+from coop_jax._src.util.budget import parse_bytes as parse_bytes
+from coop_jax._src.util.errors import BudgetExceededError as BudgetExceededError
+from coop_jax._src.util.errors import BudgetReport as BudgetReport
+from coop_jax._src.util.errors import ProgramFileError as ProgramFileError
 from coop_jax._src.verify import VerificationError as VerificationError
 
 __version__ = "0.1.0"

@@ -190,7 +190,7 @@ class OperationSpec:
     def recomputable(self) -> bool: ...
 
 class Engine:
-    """The planner: placement, eviction, recomputation. See cc/core/engine/engine.h for the rules."""
+    """The planner: placement, eviction, recomputation. Rules: cc/core/engine/engine.h."""
 
     def __init__(
         self,
@@ -458,7 +458,7 @@ def ensure_signal_stack() -> None:
     """Give this thread a stack of its own for handlers (see cc/python/guard/signal_stack.h)."""
 
 class HolderCount:
-    """How to find how many hold the memory of an array besides it: see cc/python/memory/holder_count.h."""
+    """How many hold the memory of an array besides it: see cc/python/memory/holder_count.h."""
 
     def __init__(
         self, array_at: int, array_type: int, buffer_at: int, buffer_type: int, count_at: int
@@ -629,7 +629,7 @@ class PreparedOperations:
     def clear(self) -> None: ...
 
 class SlotCells:
-    """Arrays to be donated to what is written at their place next. See cc/python/memory/slot_cells.h."""
+    """Arrays donated to the next writer of their place: see cc/python/memory/slot_cells.h."""
 
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
@@ -811,8 +811,8 @@ def make_plan(
     pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it;
     ``places`` names offsets to take where they are free, -1 for none; ``held_for`` an operation
     that counts as reading a storage too, -1 for none. Where ``checkpoints`` says what is kept over
-    the fullest moment, the rest is made again (see cc/core/planner/checkpoint_plan.h), if ``only_packed`` where
-    addresses for all of it are found ahead; empty: the engine decides.
+    the fullest moment, the rest is made again (see cc/core/planner/checkpoint_plan.h), if
+    ``only_packed`` where addresses for all of it are found ahead; empty: the engine decides.
 
     Raises:
         ValueError: the program is malformed, or foreign blocks overlap.

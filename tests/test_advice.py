@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import coop_jax
-from coop_jax._src.errors import BudgetReport
+from coop_jax._src.util.errors import BudgetReport
 
 PARAMS = {"first": jnp.eye(64) * 0.5, "second": jnp.eye(64) * 0.25}
 X = jnp.ones((512, 64))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import coop_jax
-from coop_jax._src.budget import check_budget
+from coop_jax._src.util.budget import check_budget
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coop_jax._src import dtr_logs
-from coop_jax._src.program_errors import ProgramFileError
+from coop_jax._src.util.errors import ProgramFileError
 
 _BESIDE = pathlib.Path(__file__).parents[2] / "shared" / "data" / "dtr_logs"
 LOGS = pathlib.Path(os.environ.get("COOP_JAX_DTR_LOGS", _BESIDE))

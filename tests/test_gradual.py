@@ -18,16 +18,17 @@ from processes import output_of
 from test_segments import launches, signature_of, trained
 
 import coop_jax
-from coop_jax._src import gradual, signatures, tiers
-from coop_jax._src.gradual import GradualWork, Pieces
+from coop_jax._src import signatures, tiers
 from coop_jax._src.signatures import Tier
+from coop_jax._src.util import incremental_work
+from coop_jax._src.util.incremental_work import GradualWork, Pieces
 
 
 @pytest.fixture
 def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets time go by, for what measures it."""
     now = [0.0]
-    monkeypatch.setattr(gradual, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(incremental_work, "perf_counter", lambda: now[0])
 
     def spend(seconds: float) -> None:
         now[0] += seconds

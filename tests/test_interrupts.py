@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 import coop_jax
-from coop_jax._src import interrupts
 from coop_jax._src.executables import Executable
-from coop_jax._src.interrupts import Interrupts, guarded
+from coop_jax._src.util import interrupts
+from coop_jax._src.util.interrupts import Interrupts, guarded
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import coop_jax
-from coop_jax._src import progress
+from coop_jax._src.util import progress
 
 
 class Terminal(io.StringIO):

@@ -15,7 +15,7 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax._src import kernels
-from coop_jax._src.recent import Recent
+from coop_jax._src.util.recent import Recent
 
 FRONT_ENDS: list[Callable[..., Any]] = [coop_jax.run, coop_jax.remat_eager]
 front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS)

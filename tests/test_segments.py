@@ -15,8 +15,8 @@ from jax import lax
 import coop_jax
 from coop_jax._src import isolation, kernels, planned, segmenting, tiers
 from coop_jax._src.compat import calls, hlo
-from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.signatures import Signature, Tier
+from coop_jax._src.util.errors import BudgetExceededError
 
 pytestmark = [
     pytest.mark.skipif(

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax._src import primitives
-from coop_jax._src.arguments import check_leaves
 from coop_jax._src.calling import Convention
 from coop_jax._src.closures import Closure
 from coop_jax._src.compat import contexts, jaxprs, refs, transfers
 from coop_jax._src.compat import transforms as compat
-from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.homes import Home
 from coop_jax._src.mutations import Watch
 from coop_jax._src.passing import leaf_key
 from coop_jax._src.transforms import STAGED, BudgetedCall, Fits, Flat
+from coop_jax._src.util.call_arguments import check_leaves
+from coop_jax._src.util.errors import BudgetExceededError
 
 if TYPE_CHECKING:
     from coop_jax._src.eager import EagerFunction

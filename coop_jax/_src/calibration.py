@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from coop_jax._src import costs
-from coop_jax._src.options import shown
+from coop_jax._src.util.options import shown
 
 Profile = str | costs.DeviceProfile | None
 

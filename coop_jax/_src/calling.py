@@ -23,7 +23,7 @@ from coop_jax._src import mutations
 from coop_jax._src.compat import arrays, jaxprs, naming
 from coop_jax._src.compat.naming import Names as Names
 from coop_jax._src.compat.naming import Numbers as Numbers
-from coop_jax._src.options import shown
+from coop_jax._src.util.options import shown
 
 _ASKED_FOR_VALUES = (
     jax.errors.ConcretizationTypeError,

@@ -4,8 +4,9 @@ A policy's own plan is not always its best: what may be evicted early, how proje
 counted, and where storages go decide, too, and which of it is best differs from program to program.
 Planning takes much less time than the steps that follow, so several are made. A policy that looks
 ahead decides value by value; what is cheapest to keep where most is alive is known for the program
-as a whole (`cc/core/planner/min_cut_keep_set.h`), so plans are made around that, too: the engine evicts what else is
-in the way, or what is not kept is dropped at once and made again (`cc/core/planner/checkpoint_plan.h`).
+as a whole (`cc/core/planner/min_cut_keep_set.h`), so plans are made around that, too: the engine
+evicts what else is in the way, or what is not kept is dropped at once and made again
+(`cc/core/planner/checkpoint_plan.h`).
 
 Thread rule: a `Candidates` belongs to one thread (the search makes plans on others).
 """

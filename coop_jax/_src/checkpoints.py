@@ -1,9 +1,9 @@
 """What plans around checkpoints keep: the ways to choose it that are tried.
 
-A program can be planned as one with checkpoints (see `cc/core/planner/checkpoint_plan.h`): some values are kept
-over its fullest moment, the rest is made again. Which are cheapest to keep is a minimum cut; around
-which narrow places the program is divided, and how much of the pool is left free so that addresses
-are found for everything, is tried.
+A program can be planned as one with checkpoints (see `cc/core/planner/checkpoint_plan.h`): some
+values are kept over its fullest moment, the rest is made again. Which are cheapest to keep is a
+minimum cut; around which narrow places the program is divided, and how much of the pool is left
+free so that addresses are found for everything, is tried.
 
 Thread rule: functions of their arguments; `ways` works in as many threads as there are cores.
 Cost: a minimum cut for each price of memory that is tried, some hundred in all; less than a second

@@ -23,10 +23,10 @@ from typing import TypeVar
 import jax
 
 from coop_jax._src.executables import Executable
-from coop_jax._src.gradual import Pieces
-from coop_jax._src.interrupts import check_interrupts
 from coop_jax._src.kernels import Kernel, KernelCache
-from coop_jax._src.progress import progress_bar
+from coop_jax._src.util.incremental_work import Pieces
+from coop_jax._src.util.interrupts import check_interrupts
+from coop_jax._src.util.progress import progress_bar
 
 Wanted = tuple[Kernel, tuple[int, ...], str]  # a kernel, its output modes, its source line
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from coop_jax._src import options
 from coop_jax._src.compat import jaxprs
+from coop_jax._src.util import options
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

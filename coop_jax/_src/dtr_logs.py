@@ -3,8 +3,8 @@
 A log is what a PyTorch training step did: JSON lines with calls, sizes, times in nanoseconds,
 copies of references and releases (`read_log` lists the instructions). `simulate_log` runs one
 through the engine's simulator without addresses, which follows the rules of theirs, so that
-published numbers can be checked to the last digit (see cc/baselines/dtr/simulator.h). It is a check of
-baselines, not the way to learn what a budget costs: that is `simulate`.
+published numbers can be checked to the last digit (see cc/baselines/dtr/simulator.h). It is a check
+of baselines, not the way to learn what a budget costs: that is `simulate`.
 
 Thread rule: functions of their arguments. Cost: a second at most for logs of a few thousand
 operations, less by far for heuristics that look at no neighbours.

@@ -18,9 +18,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from coop_jax._src.budget import MOST_BYTES
-from coop_jax._src.options import shown
-from coop_jax._src.program_errors import ProgramFileError
+from coop_jax._src.util.budget import MOST_BYTES
+from coop_jax._src.util.errors import ProgramFileError
+from coop_jax._src.util.options import shown
 
 RUN, RETAIN, RELEASE, PIN = 0, 1, 2, 3
 _MOST = MOST_BYTES  # of bytes and nanoseconds, each in all

@@ -18,16 +18,16 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from coop_jax._src import around, learning, libraries, needs, policies, tidying
-from coop_jax._src import budget as budgets
 from coop_jax._src.calling import Convention
 from coop_jax._src.compat import arrays, jaxprs, refs, thread_state, transfers, transforms
 from coop_jax._src.compat.eager import EagerScope
-from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.homes import Home
 from coop_jax._src.mutations import Watch
-from coop_jax._src.recent import Recent
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.session import Session
+from coop_jax._src.util import budget as budgets
+from coop_jax._src.util.errors import BudgetExceededError
+from coop_jax._src.util.recent import Recent
 
 # Where nothing is known ahead, the paper's.
 _DEFAULT = "coop"

@@ -21,10 +21,10 @@ from coop_jax._src import kernels
 from coop_jax._src.compat import arrays, number_checks
 from coop_jax._src.executables import Executable
 from coop_jax._src.instructions import CompiledPlan, Forget, Run, View
-from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.replaying import may_be_ready, replay_of
 from coop_jax._src.stats import Counters
+from coop_jax._src.util.interrupts import Interrupts
 from coop_jax._src.verify import Verifier
 
 # Memory that is still held this long after its array was deleted is held by another library.

@@ -15,7 +15,6 @@ import math
 from coop_jax import _core
 from coop_jax._src import compiling, planning, segmenting, segments
 from coop_jax._src.composing import LARGE_BYTES
-from coop_jax._src.gradual import Pieces
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.program import Operation, Program
@@ -23,6 +22,7 @@ from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature
 from coop_jax._src.unrolled import Unrolled, room_before, unrolled
+from coop_jax._src.util.incremental_work import Pieces
 
 # Sizes of segments that are tried: halves of the largest, so many times.
 _SIZES = 6

@@ -31,9 +31,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from coop_jax._src import costs, switches
+from coop_jax._src import costs
 from coop_jax._src.fusible import is_cheap, is_heavy, is_loop, may_be_absorbed
 from coop_jax._src.merging import merged
+from coop_jax._src.util import env
 
 if TYPE_CHECKING:
     from coop_jax._src.building import RawOperation
@@ -77,7 +78,7 @@ class _Sink:
 
 def is_default() -> bool:
     """Whether operations are fused wherever nothing is said: unless COOP_JAX_FUSION is 0."""
-    return switches.is_on("COOP_JAX_FUSION", default=True)
+    return env.is_on("COOP_JAX_FUSION", default=True)
 
 
 def fuse(

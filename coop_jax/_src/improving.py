@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 
 from coop_jax import _core
 from coop_jax._src.program import Program
-from coop_jax._src.progress import progress_bar
+from coop_jax._src.util.progress import progress_bar
 
 # Plans that recompute less than this share of the step are good enough.
 _GOOD_ENOUGH = 1e-3

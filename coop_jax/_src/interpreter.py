@@ -17,9 +17,9 @@ import numpy as np
 from coop_jax._src import grouping, primitives, refs, stacks, steps
 from coop_jax._src.compat import jaxprs, number_checks, tracing
 from coop_jax._src.equations import LiteralValue
-from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.refs import RefCell
 from coop_jax._src.stacks import Stack
+from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.values import Value, aval_of, plain
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from coop_jax._src.options import shown
-from coop_jax._src.program_errors import ProgramFileError
+from coop_jax._src.util.errors import ProgramFileError
+from coop_jax._src.util.options import shown
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()

@@ -1,11 +1,11 @@
 """What a function that runs operation by operation did in its last calls, and how it goes on.
 
-Model: a session records what it does (`_core.History`, see cc/core/planner/call_history.h). What is recorded is
-a program. Once a call has done the same as the one before, it is planned like any other: by the
-forms of the policy, and if it comes again by a search. A later call goes the best way: its engine
-has that plan's policy and is told what the plan was told, as long as the call does what was
-recorded; at the first difference it goes on as it would have without. A way that turns out worse
-than another is not gone again.
+Model: a session records what it does (`_core.History`, see cc/core/planner/call_history.h). What is
+recorded is a program. Once a call has done the same as the one before, it is planned like any
+other: by the forms of the policy, and if it comes again by a search. A later call goes the best
+way: its engine has that plan's policy and is told what the plan was told, as long as the call does
+what was recorded; at the first difference it goes on as it would have without. A way that turns out
+worse than another is not gone again.
 
 A plan is one for a state of the pool. A function that is given what it returned the last time finds
 its arguments where it left them, so results are put side by side, before or behind the arguments:

@@ -20,9 +20,9 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from coop_jax._src.budget import Budget
 from coop_jax._src.calling import Convention
 from coop_jax._src.compat import jits
+from coop_jax._src.util.budget import Budget
 
 if TYPE_CHECKING:
     from coop_jax._src.runtime import Runtime

@@ -20,11 +20,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coop_jax._src import options
-from coop_jax._src.budget import MOST_BYTES
-from coop_jax._src.options import shown
-from coop_jax._src.program_errors import ProgramFileError
 from coop_jax._src.traced import TracedProgram, kernel_key
+from coop_jax._src.util import options
+from coop_jax._src.util.budget import MOST_BYTES
+from coop_jax._src.util.errors import ProgramFileError
+from coop_jax._src.util.options import shown
 
 if TYPE_CHECKING:
     from coop_jax._src.runtime import Runtime

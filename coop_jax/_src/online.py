@@ -15,14 +15,14 @@ import jax
 from coop_jax._src import interpreter
 from coop_jax._src.compat import arrays
 from coop_jax._src.donation import warn_of_kept
-from coop_jax._src.errors import BudgetExceededError
-from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.learning import Lesson, is_worthwhile
 from coop_jax._src.passing import Inputs, residency_of
 from coop_jax._src.refs import RefCell, wrapped
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.session import Session
 from coop_jax._src.signatures import Signature, is_donatable
+from coop_jax._src.util.errors import BudgetExceededError
+from coop_jax._src.util.interrupts import Interrupts
 
 
 def run_online(

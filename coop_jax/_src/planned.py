@@ -16,13 +16,11 @@ from collections.abc import Sequence
 import jax
 
 from coop_jax import _core
-from coop_jax._src import planning, progress
+from coop_jax._src import planning
 from coop_jax._src.donation import warn_of_kept
-from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.executor import execute
 from coop_jax._src.fitting import Launches, fitted, launched, smallest_fitting, without_search
 from coop_jax._src.instructions import CompiledPlan
-from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.passing import (
     Inputs,
     delete_donated,
@@ -38,6 +36,9 @@ from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature, compile_all, exceeded, planner_of
 from coop_jax._src.tiers import form_of
 from coop_jax._src.translating import compile_plan
+from coop_jax._src.util import progress
+from coop_jax._src.util.errors import BudgetExceededError
+from coop_jax._src.util.interrupts import Interrupts
 from coop_jax._src.workspaces import Provision
 
 # Plans are kept for so many different states of the pool for each signature.

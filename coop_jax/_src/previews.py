@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coop_jax._src import budget as budgets
-from coop_jax._src import options, policies, searching
+from coop_jax._src import policies, searching
 from coop_jax._src.simulation import Simulation
 from coop_jax._src.simulator import Simulator
 from coop_jax._src.traced import TracedProgram, traced_program
+from coop_jax._src.util import budget as budgets
+from coop_jax._src.util import options
 
 if TYPE_CHECKING:
     from coop_jax._src.run import BudgetedFunction

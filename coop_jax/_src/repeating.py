@@ -24,7 +24,6 @@ from coop_jax._src.calling import Convention, Fixed
 from coop_jax._src.compat import arguments, arrays, holders
 from coop_jax._src.compat.contexts import Context
 from coop_jax._src.instructions import CompiledPlan
-from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.passing import (
     Inputs,
     LeafKinds,
@@ -39,6 +38,7 @@ from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature
 from coop_jax._src.tiers import settled_form
 from coop_jax._src.trees import CallTrees
+from coop_jax._src.util.interrupts import Interrupts
 
 # So many states are known at once: two where a caller keeps what the last step returned.
 _KNOWN = 4

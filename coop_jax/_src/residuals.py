@@ -33,8 +33,8 @@ import jax.numpy as jnp
 
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.compat import transforms as compat
-from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.transforms import BudgetedCall, Fits, fill, merge, part, push, smooth_parts
+from coop_jax._src.util.errors import BudgetExceededError
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

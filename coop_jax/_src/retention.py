@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from coop_jax import _core
-from coop_jax._src.recent import Recent
+from coop_jax._src.util.recent import Recent
 
 if TYPE_CHECKING:
     from coop_jax._src.kernels import Kernel

@@ -15,22 +15,11 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
-from coop_jax._src import (
-    around,
-    fusing,
-    libraries,
-    options,
-    planning,
-    policies,
-    previews,
-)
-from coop_jax._src import budget as budgets
-from coop_jax._src.arguments import check_leaves
+from coop_jax._src import around, fusing, libraries, planning, policies, previews
 from coop_jax._src.calling import Convention, Fixed, Names, Numbers, convention_of
 from coop_jax._src.compat import arrays, contexts, thread_state, transfers, transforms
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.homes import Home
-from coop_jax._src.interrupts import guarded
 from coop_jax._src.online import run_online
 from coop_jax._src.passing import (
     LeafKinds,
@@ -39,7 +28,6 @@ from coop_jax._src.passing import (
     read_inputs,
 )
 from coop_jax._src.planned import run_planned
-from coop_jax._src.recent import Recent
 from coop_jax._src.repeating import UNKNOWN, LastCall, known_calls, note
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.signatures import (
@@ -50,6 +38,11 @@ from coop_jax._src.signatures import (
 )
 from coop_jax._src.simulation import Simulation
 from coop_jax._src.trees import CallTrees
+from coop_jax._src.util import budget as budgets
+from coop_jax._src.util import options
+from coop_jax._src.util.call_arguments import check_leaves
+from coop_jax._src.util.interrupts import guarded
+from coop_jax._src.util.recent import Recent
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,15 +16,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from coop_jax._src import budget as budgets
-from coop_jax._src import options, policies
-from coop_jax._src import progress as progresses
+from coop_jax._src import policies
 from coop_jax._src.calibration import Profile
 from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.measured import MeasuredCosts
 from coop_jax._src.simulation import Simulation
 from coop_jax._src.simulator import Simulator, Workspace, traced_of
 from coop_jax._src.traced import TracedProgram
+from coop_jax._src.util import budget as budgets
+from coop_jax._src.util import options
+from coop_jax._src.util import progress as progresses
 
 # How close to the smallest or largest budget, as a share of the unbudgeted peak.
 RESOLUTION = 0.002

@@ -30,12 +30,12 @@ from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executables import Executable
 from coop_jax._src.externals import Externals
 from coop_jax._src.first_launches import first_launch
-from coop_jax._src.interrupts import Interrupts
 from coop_jax._src.learning import Lesson
 from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.refs import CallersRefs, RefCell
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.stacks import Stack
+from coop_jax._src.util.interrupts import Interrupts
 from coop_jax._src.values import Value, aval_of_key, operand_key
 
 

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import advice, kernels, planning, primitives, progress
-from coop_jax._src.arguments import donated_names
+from coop_jax._src import advice, kernels, planning, primitives
 from coop_jax._src.calling import Convention, Fixed
 from coop_jax._src.compat import arrays, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.compat.key_reuse import ProgramUses, uses_of
 from coop_jax._src.compiling import Wanted, compile_gradually
-from coop_jax._src.errors import BudgetExceededError
 from coop_jax._src.fitting import compiled_workspaces, first_forms
-from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.learning import Lesson
 from coop_jax._src.passing import InputKinds, constants_on, input_kinds
@@ -28,6 +25,10 @@ from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.unrolled import Unrolled
+from coop_jax._src.util import progress
+from coop_jax._src.util.call_arguments import donated_names
+from coop_jax._src.util.errors import BudgetExceededError
+from coop_jax._src.util.incremental_work import GradualWork, Pieces
 from coop_jax._src.workspaces import Provision
 
 if TYPE_CHECKING:

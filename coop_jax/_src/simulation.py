@@ -6,7 +6,7 @@ import dataclasses
 
 from coop_jax import _core
 from coop_jax._src import policies
-from coop_jax._src.options import format_bytes, format_seconds
+from coop_jax._src.util.options import format_bytes, format_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,9 +28,8 @@ from typing import Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import budget as budgets
 from coop_jax._src import costs as cost_models
-from coop_jax._src import fitting, kernels, options, planning, policies
+from coop_jax._src import fitting, kernels, planning, policies
 from coop_jax._src.calibration import Profile, profile_of
 from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.compat import contexts
@@ -39,6 +38,8 @@ from coop_jax._src.planning import PlanSettings
 from coop_jax._src.simulation import Simulation
 from coop_jax._src.stats import mean_fragmentation
 from coop_jax._src.traced import TracedProgram, trace_program
+from coop_jax._src.util import budget as budgets
+from coop_jax._src.util import options
 from coop_jax._src.workspaces import Provision
 
 # The most temporary memory of an operation, or that of each.

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from coop_jax._src.options import format_bytes, format_seconds
+from coop_jax._src.util.options import format_bytes, format_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -28,19 +28,9 @@ from collections.abc import Sequence
 import jax
 
 from coop_jax import _core
-from coop_jax._src import (
-    costs,
-    isolation,
-    placement,
-    planning,
-    policies,
-    segments,
-    switches,
-    workspaces,
-)
+from coop_jax._src import costs, isolation, placement, planning, policies, segments, workspaces
 from coop_jax._src.compat import number_checks
 from coop_jax._src.forms import Form, forms_of
-from coop_jax._src.gradual import GradualWork, Pieces
 from coop_jax._src.kernels import Kernel
 from coop_jax._src.placement import Placement
 from coop_jax._src.program import Program
@@ -48,6 +38,8 @@ from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.segments import Segment
 from coop_jax._src.signatures import Signature, Tier, compile_all, compile_all_gradually
+from coop_jax._src.util import env
+from coop_jax._src.util.incremental_work import GradualWork, Pieces
 
 # Waking XLA's threads for an operation and waiting for them takes about so long, on two cores.
 _LAUNCH_SECONDS = 3e-5
@@ -106,7 +98,7 @@ def settled_form(runtime: Runtime, signature: Signature) -> Signature | None:
 def _prepare(runtime: Runtime, signature: Signature, residency: Residency) -> None:
     """Goes on with making segments, if it is time; settles what runs once they are made."""
     tier = signature.tier
-    switch = switches.setting("COOP_JAX_SEGMENTS")
+    switch = env.setting("COOP_JAX_SEGMENTS")
     if tier.preparing is None:
         assert signature.program is not None
         if not _is_time(tier, len(signature.program.operations)):
@@ -128,7 +120,7 @@ def _prepare(runtime: Runtime, signature: Signature, residency: Residency) -> No
 
 
 def _is_time(tier: Tier, launches: int) -> bool:
-    wanted = switches.setting("COOP_JAX_SEGMENTS")
+    wanted = env.setting("COOP_JAX_SEGMENTS")
     if wanted is False or tier.calls < _FIRST_CALLS:
         return False
     return wanted is True or tier.calls * launches * _LAUNCH_SECONDS >= tier.first_seconds

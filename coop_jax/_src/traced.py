@@ -14,12 +14,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coop_jax._src import costs, fusing, kernels, libraries, options, primitives
-from coop_jax._src.arguments import check_leaves
+from coop_jax._src import costs, fusing, kernels, libraries, primitives
 from coop_jax._src.calling import Convention, Names, Numbers, convention_of
 from coop_jax._src.compat import contexts, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
+from coop_jax._src.util import options
+from coop_jax._src.util.call_arguments import check_leaves
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from coop_jax._src import switches
 from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.util import env
 
 # Values up to this size are kept, so that the error can say what differs; of others the digest.
 _KEPT_BYTES = 1 << 16
@@ -31,12 +31,12 @@ _KEPT_BYTES = 1 << 16
 
 def eviction_is_forced() -> bool:
     """Whether COOP_JAX_FORCE_EVICTION asks every new runtime to evict always."""
-    return switches.is_on("COOP_JAX_FORCE_EVICTION")
+    return env.is_on("COOP_JAX_FORCE_EVICTION")
 
 
 def verification_is_asked() -> bool:
     """Whether COOP_JAX_VERIFY asks every new runtime to verify."""
-    return switches.is_on("COOP_JAX_VERIFY")
+    return env.is_on("COOP_JAX_VERIFY")
 
 
 class VerificationError(RuntimeError):

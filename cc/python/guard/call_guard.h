@@ -9,7 +9,7 @@
 //   given back. While handlers wait (Interrupts), those of Python's that were installed are run as
 //   signals arrive, but what they raise is held: Check raises it where the state is consistent. A
 //   call that took donated arguments is finished; what is held then follows once the caller has the
-//   results (see coop_jax/_src/interrupts.py).
+//   results (see coop_jax/_src/util/interrupts.py).
 // Invariants: what a handler raises is raised once; a handler is called once for each signal, but
 //   Python's own of SIGINT, which is only noted and called later.
 // Thread rule: under the interpreter lock. Handlers are those of the main thread. Complexity: O(1);

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from coop_jax._src.options import format_bytes
+from coop_jax._src.util.options import format_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,3 +154,15 @@ def _smallest(report: BudgetReport) -> str:
     if _would_do(report):
         return text
     return f"not known with what lies in the pool now; {text} if nothing else did"
+
+
+class ProgramFileError(ValueError):
+    """A program file or operation log that cannot be read; the message says where and why.
+
+    Attributes:
+      line: the line of the file, from 1.
+    """
+
+    def __init__(self, message: str, line: int):
+        super().__init__(message)
+        self.line = line

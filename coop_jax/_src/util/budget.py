@@ -13,7 +13,7 @@ import re
 
 import numpy as np
 
-from coop_jax._src.options import shown
+from coop_jax._src.util.options import shown
 
 Budget = int | float | str | None
 

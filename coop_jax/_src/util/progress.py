@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from coop_jax._src import switches
+from coop_jax._src.util import env
 
 # Work that is done sooner shows nothing.
 _QUIET_SECONDS = 2.0
@@ -46,7 +46,7 @@ def shown(asked: bool | None) -> Iterator[None]:
 
 def is_shown(asked: bool | None = None) -> bool:
     """Whether progress is shown, here or as asked."""
-    for told in (asked, _asked.get(), switches.setting("COOP_JAX_PROGRESS")):
+    for told in (asked, _asked.get(), env.setting("COOP_JAX_PROGRESS")):
         if told is not None:
             return told
     return sys.stderr.isatty() or _in_notebook()
