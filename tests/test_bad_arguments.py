@@ -14,7 +14,7 @@ import pytest
 from processes import TWO_DEVICES, output_of
 
 import coop_jax
-from coop_jax._src.dtr_reader import read_log
+from coop_jax._src.simulate.dtr.log_reader import read_log
 
 LONG, LONGER = "9" * 400, "9" * 5000  # Python's int() takes the first, not the second
 X = jnp.ones((8, 8))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coop_jax._src import dtr_logs
+from coop_jax._src.simulate.dtr import log_simulator
 from coop_jax._src.util.errors import ProgramFileError
 
 _BESIDE = pathlib.Path(__file__).parents[2] / "shared" / "data" / "dtr_logs"
@@ -47,17 +47,17 @@ def chain(length: int) -> list[str]:
 
 
 def test_a_chain_without_and_with_a_budget() -> None:
-    log = dtr_logs.read_log(chain(10))
+    log = log_simulator.read_log(chain(10))
     assert log.compute_ns == 200
     assert log.constant_bytes == 100
-    full = dtr_logs.simulate_log(log)  # its clock begins at 1
+    full = log_simulator.simulate_log(log)  # its clock begins at 1
     assert (full.status, full.total_over_base_compute, full.recomputations) == ("ok", 1.005, 0)
     assert full.peak_bytes == 1200  # ten values, a gradient and the next one
-    for heuristic in dtr_logs.HEURISTICS:
-        half = dtr_logs.simulate_log(log, budget=0.6, heuristic=heuristic)
+    for heuristic in log_simulator.HEURISTICS:
+        half = log_simulator.simulate_log(log, budget=0.6, heuristic=heuristic)
         assert half.peak_bytes <= 720
         assert half.status == "thrash" or half.total_over_base_compute > 1
-    assert dtr_logs.simulate_log(log, budget=250).status == "OOM"
+    assert log_simulator.simulate_log(log, budget=250).status == "OOM"
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_a_chain_without_and_with_a_budget() -> None:
 )
 def test_mistakes_name_their_line(lines: list[str], number: int) -> None:
     with pytest.raises(ProgramFileError, match=rf"line {number}\b"):
-        dtr_logs.read_log(lines)
+        log_simulator.read_log(lines)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_reference_simulator_agrees(model: str) -> None:
     if not LOGS.is_dir():
         pytest.skip(f"no logs in {LOGS}: set COOP_JAX_DTR_LOGS")
-    log = dtr_logs.read_log(LOGS / f"{model}.log.gz")
+    log = log_simulator.read_log(LOGS / f"{model}.log.gz")
     with open(LOGS / "simrd_reference.csv", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == model]
     assert rows
     for row in rows:
         ratio, heuristic = float(row["budget_ratio"]), row["heuristic"]
-        found = dtr_logs.simulate_log(log, budget=ratio, heuristic=heuristic)
+        found = log_simulator.simulate_log(log, budget=ratio, heuristic=heuristic)
         assert found.status == row["status"], row
         if found.status == "ok":
             expected = float(row["total_over_base_compute"])

@@ -18,7 +18,7 @@ from conftest import bits_of
 
 import coop_jax
 from coop_jax._src import candidates, policies
-from coop_jax._src import simulator as simulators
+from coop_jax._src.simulate import simulator as simulators
 
 PROFILE = "a100-80gb-fp32"
 RATIOS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2)

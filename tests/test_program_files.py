@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import coop_jax
-from coop_jax._src import dtr_logs
+from coop_jax._src.simulate.dtr import log_simulator
 
 
 def step(w: jax.Array, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -175,8 +175,8 @@ def test_no_truncated_or_garbled_file_is_read(path: pathlib.Path) -> None:
 
 
 def test_a_program_as_an_operation_log(traced: coop_jax.TracedProgram, path: pathlib.Path) -> None:
-    dtr_logs.write_log(traced, path)
-    log = dtr_logs.read_log(path)
+    log_simulator.write_log(traced, path)
+    log = log_simulator.read_log(path)
     program = traced.program
     ours = [op for op in log.operations if op.name != "constant"]
     assert [op.name for op in ours] == [op.kernel.label for op in program.operations]
@@ -188,10 +188,10 @@ def test_a_program_as_an_operation_log(traced: coop_jax.TracedProgram, path: pat
         for op in program.operations
     ]
     assert log.ignored_releases == 0
-    again = dtr_logs.program_of_log(log)
+    again = log_simulator.program_of_log(log)
     released = [sorted(sizes(again, storages)) for storages in again.program.releases]
     assert released == [sorted(sizes(traced, computed(traced, r))) for r in program.releases]
-    result = dtr_logs.simulate_log(log, budget=0.6)
+    result = log_simulator.simulate_log(log, budget=0.6)
     assert result.status == "ok"
     assert result.total_over_base_compute > 1
     assert coop_jax.simulate(again, budget=0.6).evictions > 0

@@ -114,7 +114,16 @@ def test_the_executor_is_not_imported() -> None:
     """No chain of imports leads from the simulator to what runs programs."""
     sources = pathlib.Path(coop_jax.__file__).parent
     reached: set[str] = set()
-    todo = ["simulation", "searching", "program_files", "dtr_logs"]
+    todo = [
+        f"simulate.{name}"
+        for name in (
+            "simulator",
+            "simulation",
+            "budget_search",
+            "program_files",
+            "dtr.log_simulator",
+        )
+    ]
     while todo:
         name = todo.pop()
         if name in reached:

@@ -26,7 +26,7 @@ from coop_jax._src.util.budget import Budget
 
 if TYPE_CHECKING:
     from coop_jax._src.runtime import Runtime
-    from coop_jax._src.simulation import Simulation
+    from coop_jax._src.simulate.simulation import Simulation
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coop_jax._src import policies, searching
-from coop_jax._src.simulation import Simulation
-from coop_jax._src.simulator import Simulator
-from coop_jax._src.traced import TracedProgram, traced_program
+from coop_jax._src import policies
+from coop_jax._src.simulate import budget_search
+from coop_jax._src.simulate.simulation import Simulation
+from coop_jax._src.simulate.simulator import Simulator
+from coop_jax._src.simulate.traced_program import TracedProgram, traced_program
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
 
@@ -42,7 +43,7 @@ def min_budget(
     """The smallest budget with which a call completes."""
     if max_overhead is not None:
         options.number(max_overhead, "max_overhead", least=0)
-    return searching.least_budget(_simulator(owner, args, kwargs, compile=True), max_overhead)
+    return budget_search.least_budget(_simulator(owner, args, kwargs, compile=True), max_overhead)
 
 
 def _simulator(

@@ -36,7 +36,7 @@ from coop_jax._src.signatures import (
     engine_program_of,
     traced_signature,
 )
-from coop_jax._src.simulation import Simulation
+from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.trees import CallTrees
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options

@@ -44,7 +44,7 @@ import numpy as np
 from tqdm import tqdm
 
 import coop_jax
-from coop_jax._src import measured
+from coop_jax._src.simulate import measured_costs
 from examples.paper.networks import NETWORKS, Network, TrainStep
 
 RATIOS = (0.8, 0.7, 0.6, 0.5, 0.4)
@@ -140,7 +140,7 @@ class Contender:
         unbudgeted_seconds = self.unbudgeted.advance()
         runtime = self.training.step.runtime
         before = runtime.stats()
-        with measured.record_runs(runtime) as runs:
+        with measured_costs.record_runs(runtime) as runs:
             seconds = self.training.advance()
         after = runtime.stats()
         self.runs.append(runs)

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 
 import coop_jax
-from coop_jax._src.calibration import profile_of
+from coop_jax._src.simulate.cpu_calibration import profile_of
 from examples.paper.evaluation import DEVICE_BYTES
 from examples.paper.evaluation.checkpoints import checkpointed
 from examples.paper.evaluation.methods import GIVE_UP, MAIN

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from coop_jax._src import policies
-from coop_jax._src.calibration import Profile
 from coop_jax._src.calling import Names, Numbers
-from coop_jax._src.measured import MeasuredCosts
-from coop_jax._src.simulation import Simulation
-from coop_jax._src.simulator import Simulator, Workspace, traced_of
-from coop_jax._src.traced import TracedProgram
+from coop_jax._src.simulate.cpu_calibration import Profile
+from coop_jax._src.simulate.measured_costs import MeasuredCosts
+from coop_jax._src.simulate.simulation import Simulation
+from coop_jax._src.simulate.simulator import Simulator, Workspace, traced_of
+from coop_jax._src.simulate.traced_program import TracedProgram
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
 from coop_jax._src.util import progress as progresses

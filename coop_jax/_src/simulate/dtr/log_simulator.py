@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from typing import cast
 
 from coop_jax import _core
-from coop_jax._src.dtr_reader import PIN as PIN
-from coop_jax._src.dtr_reader import RELEASE as RELEASE
-from coop_jax._src.dtr_reader import RETAIN as RETAIN
-from coop_jax._src.dtr_reader import RUN as RUN
-from coop_jax._src.dtr_reader import DtrLog as DtrLog
-from coop_jax._src.dtr_reader import LogOperation as LogOperation
-from coop_jax._src.dtr_reader import read_log as read_log
 from coop_jax._src.kernels import Kernel
 from coop_jax._src.program import Operation, Program, Storage, Value
-from coop_jax._src.traced import RecordedKernel, RecordedType, TracedProgram
+from coop_jax._src.simulate.dtr.log_reader import PIN as PIN
+from coop_jax._src.simulate.dtr.log_reader import RELEASE as RELEASE
+from coop_jax._src.simulate.dtr.log_reader import RETAIN as RETAIN
+from coop_jax._src.simulate.dtr.log_reader import RUN as RUN
+from coop_jax._src.simulate.dtr.log_reader import DtrLog as DtrLog
+from coop_jax._src.simulate.dtr.log_reader import LogOperation as LogOperation
+from coop_jax._src.simulate.dtr.log_reader import read_log as read_log
+from coop_jax._src.simulate.traced_program import RecordedKernel, RecordedType, TracedProgram
 
 HEURISTICS = {
     "DTR": "dtr",

@@ -35,10 +35,15 @@ import os
 import re
 from typing import Any, cast
 
-from coop_jax._src.json_lines import Entry, Reader
 from coop_jax._src.kernels import Kernel
 from coop_jax._src.program import Operation, Program, Storage, Value
-from coop_jax._src.traced import RecordedKernel, RecordedType, TracedProgram, kernel_key
+from coop_jax._src.simulate.json_lines import Entry, Reader
+from coop_jax._src.simulate.traced_program import (
+    RecordedKernel,
+    RecordedType,
+    TracedProgram,
+    kernel_key,
+)
 from coop_jax._src.util import options
 from coop_jax._src.util.budget import MOST_BYTES
 from coop_jax._src.util.options import shown

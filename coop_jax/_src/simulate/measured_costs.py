@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coop_jax._src.traced import TracedProgram, kernel_key
+from coop_jax._src.simulate.traced_program import TracedProgram, kernel_key
 from coop_jax._src.util import options
 from coop_jax._src.util.budget import MOST_BYTES
 from coop_jax._src.util.errors import ProgramFileError

@@ -1,0 +1,1 @@
+"""Operation logs of DTR's authors, and a simulator that follows their rules."""
