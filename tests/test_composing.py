@@ -15,13 +15,14 @@ from conftest import assert_same_bits
 from test_segments import launches, signature_of, trained
 
 import coop_jax
-from coop_jax._src import composing, isolation, kernels, segmenting, segments
+from coop_jax._src import kernels
 from coop_jax._src.compat import calls, jaxprs
-from coop_jax._src.composing import Composer
 from coop_jax._src.program import Operation, Program, Storage, Value, releases_of
-from coop_jax._src.scratch import LEAST_BYTES
-from coop_jax._src.segments import Segment
-from coop_jax._src.unrolled import room_before, unrolled
+from coop_jax._src.segments import compose, isolation_check, partition, segment
+from coop_jax._src.segments.compose import Composer
+from coop_jax._src.segments.rematerialized import room_before, unrolled
+from coop_jax._src.segments.scratch_blocks import LEAST_BYTES
+from coop_jax._src.segments.segment import Segment
 
 pytestmark = [
     pytest.mark.skipif(
@@ -103,7 +104,7 @@ def test_a_segment_adds_no_more_than_there_is_room_for(name: str) -> None:
     program = planned(name, 0.6)
     cache = kernels.cache_for(jax.devices()[0])
     room = room_before(program, max(program.storages[0].nbytes, _most_alive(program)))
-    made = segmenting.segmented(program, cache, float("inf"), room, in_pool=True)
+    made = partition.segmented(program, cache, float("inf"), room, in_pool=True)
     assert len(made.operations) < len(program.operations)
     number = 0
     for op in made.operations:
@@ -196,13 +197,13 @@ def test_what_is_computed_again_is_computed_again() -> None:
     cache = kernels.cache_for(jax.devices()[0])
     program = twice(cache)
     room = [float(1 << 30)] * len(program.operations)
-    made = segmenting.segmented(program, cache, float("inf"), room, in_pool=True)
+    made = partition.segmented(program, cache, float("inf"), room, in_pool=True)
     (op,) = made.operations
     executable = op.kernel.executable((kernels.OUTSIDE,) * len(op.results), cache.device, cache)
     module = executable.module()
     assert module is not None
     assert len(module.calls(calls.ATTRIBUTE)) == len(program.operations)
-    assert isolation.differing([executable]) == []
+    assert isolation_check.differing([executable]) == []
     x, w = (jax.random.normal(jax.random.key(k), a.shape) / 8 for k, a in enumerate((X, W)))
     first, second, *_ = executable.call(x, w)
     assert_same_bits(first, np.array(second))
@@ -274,24 +275,24 @@ def test_layer_norms_are_members_like_others() -> None:
 
 def test_what_libraries_take_needs_room_unless_that_is_kept_free() -> None:
     program, cache = planned("cnn", 0.9), kernels.cache_for(jax.devices()[0])
-    needed = max(segments.library_bytes(op.kernel) for op in program.operations)
+    needed = max(segment.library_bytes(op.kernel) for op in program.operations)
     assert needed >= LEAST_BYTES
     room = room_before(program, _most_alive(program) + needed // 2)
-    free = segmenting.segmented(program, cache, float("inf"), room, reserved_bytes=needed)
-    tight = segmenting.segmented(program, cache, float("inf"), room)
+    free = partition.segmented(program, cache, float("inf"), room, reserved_bytes=needed)
+    tight = partition.segmented(program, cache, float("inf"), room)
     assert len(free.operations) < len(tight.operations) < len(program.operations)
     for made in (free, tight):
-        expected = segments.temporary_bytes(made)
+        expected = segment.temporary_bytes(made)
         for number, _, kernel in segments_in(made):
             if not kernel.executables():
-                beside = max(segments.library_bytes(m.kernel) for m in kernel.members)
-                assert expected[number] >= beside == segments.library_bytes(kernel)
+                beside = max(segment.library_bytes(m.kernel) for m in kernel.members)
+                assert expected[number] >= beside == segment.library_bytes(kernel)
     number = 0
     for op in tight.operations:
         members = op.kernel.members if isinstance(op.kernel, Segment) else (op,)
         if len(members) > 1:
             assert isinstance(op.kernel, Segment)
-            assert sum(op.kernel.block_bytes) + segments.library_bytes(op.kernel) <= room[number]
+            assert sum(op.kernel.block_bytes) + segment.library_bytes(op.kernel) <= room[number]
         number += len(members)
 
 
@@ -302,12 +303,12 @@ def test_what_no_cache_holds_is_computed_in_our_order(
     program, cache = planned("mlp", 1.0), kernels.cache_for(jax.devices()[0])
 
     def in_order() -> list[bool]:
-        made = segmenting.segmented(program, cache, float("inf"), in_pool=in_pool)
+        made = partition.segmented(program, cache, float("inf"), in_pool=in_pool)
         return [op.kernel.in_order for op in made.operations if isinstance(op.kernel, Segment)]
 
     assert not any(in_order())
-    (most,) = segments.temporary_bytes(segmenting.segmented(program, cache, float("inf")))
-    monkeypatch.setattr(composing, "_BEYOND_CACHES_BYTES", most)
+    (most,) = segment.temporary_bytes(partition.segmented(program, cache, float("inf")))
+    monkeypatch.setattr(compose, "_BEYOND_CACHES_BYTES", most)
     assert in_order() == [True]
-    monkeypatch.setattr(composing, "_BEYOND_CACHES_BYTES", most + 1)
+    monkeypatch.setattr(compose, "_BEYOND_CACHES_BYTES", most + 1)
     assert in_order() == [False]

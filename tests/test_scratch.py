@@ -12,12 +12,14 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import kernels, segmenting, segments
+from coop_jax._src import kernels
 from coop_jax._src.compat import buffers, ffi
-from coop_jax._src.composing import Composer
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.program import Operation
-from coop_jax._src.scratch import FOREVER, LEAST_BYTES, Buffer, block_bytes
+from coop_jax._src.segments import partition
+from coop_jax._src.segments import segment as segments
+from coop_jax._src.segments.compose import Composer
+from coop_jax._src.segments.scratch_blocks import FOREVER, LEAST_BYTES, Buffer, block_bytes
 
 SIZE = 4 * LEAST_BYTES
 
@@ -106,7 +108,7 @@ def executable_of(fn: Any, *avals: Any, in_pool: bool) -> tuple[Any, Any]:
     for op in program.operations:
         op.kernel.executable((kernels.SLOT,) * len(op.results), cache.device, cache)
     while True:
-        whole = segmenting.segmented(program, cache, float("inf"), in_pool=in_pool)
+        whole = partition.segmented(program, cache, float("inf"), in_pool=in_pool)
         (op,) = whole.operations
         known = bool(op.kernel.executables())
         found = op.kernel.executable((kernels.SLOT,) * len(op.results), cache.device, cache)
@@ -188,7 +190,7 @@ def test_a_segment_that_needs_more_than_there_is_becomes_several() -> None:
         op.kernel.executable((kernels.SLOT,) * len(op.results), cache.device, cache)
 
     def made(room: int) -> list[Any]:
-        found = segmenting.segmented(
+        found = partition.segmented(
             program, cache, float("inf"), [room] * len(program.operations), in_pool=True
         )
         assert list(found.values[: len(program.values)]) == list(program.values)
@@ -233,7 +235,7 @@ def test_what_xla_needs_beyond_what_was_expected_is_expected_of_a_part(
 
     monkeypatch.setattr(Composer, "added_by", known)
     room = [count * nbytes] * count
-    found = segmenting.segmented(program, cache, float("inf"), room, in_pool=True)
+    found = partition.segmented(program, cache, float("inf"), room, in_pool=True)
     members = [len(op.kernel.members) for op in found.operations]
     assert sum(members) == count == 12
     assert members[0] == 8  # each result adds its own bytes: there is room for eight and four
@@ -247,7 +249,7 @@ def test_where_no_block_is_needed_nothing_is_expected_outside_the_pool() -> None
     )
     cache = kernels.cache_for(jax.devices()[0])
     program = coop_jax.trace_program(chained, *small, fusion=True).program
-    outside = segmenting.segmented(program, cache, float("inf"))
+    outside = partition.segmented(program, cache, float("inf"))
     assert segments.temporary_bytes(outside)[0] >= 8 * 16 * 4
-    within = segmenting.segmented(program, cache, float("inf"), in_pool=True)
+    within = partition.segmented(program, cache, float("inf"), in_pool=True)
     assert segments.temporary_bytes(within) == [0]

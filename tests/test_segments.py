@@ -13,8 +13,9 @@ from conftest import assert_same_bits
 from jax import lax
 
 import coop_jax
-from coop_jax._src import isolation, kernels, planned, segmenting, tiers
+from coop_jax._src import kernels, planned, tiers
 from coop_jax._src.compat import calls, hlo
+from coop_jax._src.segments import isolation_check, partition
 from coop_jax._src.signatures import Signature, Tier
 from coop_jax._src.util.errors import BudgetExceededError
 
@@ -299,7 +300,7 @@ def segment_of(fn: Any, *avals: Any) -> tuple[Any, Any]:
     program = coop_jax.trace_program(fn, *avals, fusion=True).program
     for op in program.operations:
         op.kernel.executable((kernels.OUTSIDE,) * len(op.results), cache.device, cache)
-    whole = segmenting.segmented(program, cache, float("inf"))
+    whole = partition.segmented(program, cache, float("inf"))
     (op,) = whole.operations
     return op.kernel, op.kernel.executable(
         (kernels.OUTSIDE,) * len(op.results), cache.device, cache
@@ -313,7 +314,7 @@ W = jax.ShapeDtypeStruct((48, 48), jnp.float32)
 def test_members_are_compiled_as_alone() -> None:
     segment, executable = segment_of(lambda x, w: (jnp.tanh(jnp.tanh(x @ w) @ w) @ w).sum(0), X, W)
     assert len(segment.members) > 2
-    assert isolation.differing([executable]) == []
+    assert isolation_check.differing([executable]) == []
 
 
 def test_members_that_xla_mixes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +323,7 @@ def test_members_that_xla_mixes_are_found(monkeypatch: pytest.MonkeyPatch) -> No
         calls, "apart", lambda function, operands, name, after: function(*operands), raising=True
     )
     segment, executable = segment_of(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w).sum(0), X, W)
-    found = isolation.differing([executable])
+    found = isolation_check.differing([executable])
     assert {id(k) for k in found} == {id(m.kernel) for m in segment.members}
 
 
@@ -336,7 +337,7 @@ def test_a_member_that_became_something_else_is_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(kernels.Kernel, "called", otherwise)
     segment, executable = segment_of(lambda x, w: (jnp.cos(x) @ w) @ w, X, W)
-    found = isolation.differing([executable])
+    found = isolation_check.differing([executable])
     assert [k.label for k in found] == ["cos"]
     assert len(segment.members) == 3
 

@@ -14,8 +14,8 @@ from test_segments import launches, signature_of, trained
 
 import coop_jax
 from coop_jax._src import costs, forms, planning, policies, tiers
+from coop_jax._src.segments.rematerialized import room_before, unrolled
 from coop_jax._src.simulate.simulator import Simulator
-from coop_jax._src.unrolled import room_before, unrolled
 from coop_jax._src.util.incremental_work import GradualWork
 
 NAMES = ["cnn", "mlp", "gpt"]

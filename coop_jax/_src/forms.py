@@ -13,15 +13,16 @@ import dataclasses
 import math
 
 from coop_jax import _core
-from coop_jax._src import compiling, planning, segmenting, segments
-from coop_jax._src.composing import LARGE_BYTES
+from coop_jax._src import compiling, planning
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.program import Operation, Program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
+from coop_jax._src.segments import partition, segment
+from coop_jax._src.segments.compose import LARGE_BYTES
+from coop_jax._src.segments.rematerialized import Unrolled, room_before, unrolled
 from coop_jax._src.signatures import Signature
-from coop_jax._src.unrolled import Unrolled, room_before, unrolled
 from coop_jax._src.util.incremental_work import Pieces
 
 # Sizes of segments that are tried: halves of the largest, so many times.
@@ -44,7 +45,7 @@ class Form:
 
     def made(self, cache: KernelCache) -> Program:
         """The segmented program, with what is known of operations and segments by now."""
-        return segmenting.segmented(
+        return partition.segmented(
             self.written,
             cache,
             self.most_bytes,
@@ -97,7 +98,7 @@ def _in_room(runtime: Runtime, program: Program, plan: _core.Plan) -> list[Form]
 
 def _reserved_bytes(program: Program, plan: _core.Plan) -> int:
     """What a plan leaves to libraries throughout; nothing where they have it only as they run."""
-    needed = max((segments.library_bytes(op.kernel) for op in program.operations), default=0)
+    needed = max((segment.library_bytes(op.kernel) for op in program.operations), default=0)
     reserved = plan.stats["reserved_bytes"] - plan.stats["peak_outside_bytes"]
     return needed if needed <= reserved else 0
 
@@ -105,9 +106,9 @@ def _reserved_bytes(program: Program, plan: _core.Plan) -> int:
 def _handed_on(op: Operation) -> int:
     """What an operation needs of memory that XLA gives, an estimate of what is not compiled."""
     kernel = op.kernel
-    if isinstance(kernel, segments.Segment) and not kernel.executables():
+    if isinstance(kernel, segment.Segment) and not kernel.executables():
         return kernel.temporary_bytes
-    return segments.workspace_bytes(kernel) - segments.library_bytes(kernel)
+    return segment.workspace_bytes(kernel) - segment.library_bytes(kernel)
 
 
 def _plan_of_segments(

@@ -24,7 +24,7 @@ from coop_jax._src.passing import InputKinds, constants_on, input_kinds
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
-from coop_jax._src.unrolled import Unrolled
+from coop_jax._src.segments.rematerialized import Unrolled
 from coop_jax._src.util import progress
 from coop_jax._src.util.call_arguments import donated_names
 from coop_jax._src.util.errors import BudgetExceededError

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import jax
 
 from coop_jax import _core
-from coop_jax._src import costs, isolation, placement, planning, policies, segments, workspaces
+from coop_jax._src import costs, placement, planning, policies, workspaces
 from coop_jax._src.compat import number_checks
 from coop_jax._src.forms import Form, forms_of
 from coop_jax._src.kernels import Kernel
@@ -36,7 +36,8 @@ from coop_jax._src.placement import Placement
 from coop_jax._src.program import Program
 from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
-from coop_jax._src.segments import Segment
+from coop_jax._src.segments import isolation_check, segment
+from coop_jax._src.segments.segment import Segment
 from coop_jax._src.signatures import Signature, Tier, compile_all, compile_all_gradually
 from coop_jax._src.util import env
 from coop_jax._src.util.incremental_work import GradualWork, Pieces
@@ -163,7 +164,7 @@ def _segmented(
             yield ()
             program = form.made(runtime._cache)
             made.append((form, program))
-            expected.append(seconds_of(program, segments.temporary_bytes(program)))
+            expected.append(seconds_of(program, segment.temporary_bytes(program)))
         if min(expected, default=math.inf) >= best:
             break
         first = expected.index(min(expected))
@@ -221,7 +222,7 @@ def _compiled(
                 continue
             yield ()
             examined.add(kernel)
-            for member in isolation.differing(kernel.executables()):
+            for member in isolation_check.differing(kernel.executables()):
                 member.stands_apart = True
                 found = None
     return found

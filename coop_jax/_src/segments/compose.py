@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from coop_jax._src import costs, scratch
+from coop_jax._src import costs
 from coop_jax._src.compat import arrays
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.program import Operation, Program, Storage, Value
-from coop_jax._src.segments import (
+from coop_jax._src.segments import scratch_blocks
+from coop_jax._src.segments.segment import (
     Member,
     Segment,
     Source,
@@ -157,7 +158,7 @@ class Composer:
             [values[v].aval for v in operands],
             [values[v].aval for v in results],
             given_up,
-            scratch.block_bytes(self._buffers(numbers)) if self._in_pool else [],
+            scratch_blocks.block_bytes(self._buffers(numbers)) if self._in_pool else [],
             # XLA goes breadth first where it may, so that more lives at one time than in our order.
             0 if self._in_pool else temporary_bytes,
             in_order=self._in_order or temporary_bytes >= _BEYOND_CACHES_BYTES,
@@ -184,7 +185,7 @@ class Composer:
         ops = [self._program.operations[n] for n in numbers]
         left = {self.values[v].storage for v in self._left(numbers)}
         made = {s: n for op in ops for s, n in self.made_by(op).items() if s in left}
-        inside = sum(made.values()) + sum(scratch.block_bytes(self._buffers(numbers)))
+        inside = sum(made.values()) + sum(scratch_blocks.block_bytes(self._buffers(numbers)))
         return inside + self.beside(max(library_bytes(op.kernel) for op in ops))
 
     def added_by(self, made: Operation) -> int:
@@ -249,7 +250,7 @@ class Composer:
             known = (*key, tuple(block_bytes))
             segment = self._cache.remembered(known, functools.partial(made, block_bytes))
             assert isinstance(segment, Segment)
-            lacking = [n for n in temporaries(segment) if n >= scratch.LEAST_BYTES]
+            lacking = [n for n in temporaries(segment) if n >= scratch_blocks.LEAST_BYTES]
             if not self._in_pool or sum(lacking) < LARGE_BYTES:
                 return segment
             # It was compiled before: XLA told what it placed elsewhere.
@@ -263,7 +264,7 @@ class Composer:
         first, last = numbers[0], numbers[-1]
         return {s for s in read - made if first <= self.given_up_at.get(s, -1) <= last}
 
-    def _buffers(self, numbers: Sequence[int]) -> Iterable[scratch.Buffer]:
+    def _buffers(self, numbers: Sequence[int]) -> Iterable[scratch_blocks.Buffer]:
         """Where members may work, what they make, and their workspace; steps are members."""
         program, values = self._program, self.values
         ops = [program.operations[n] for n in numbers]
@@ -280,11 +281,13 @@ class Composer:
             for v in (*op.operands, *op.results):
                 storage = values[v].storage
                 place = under.get(storage, storage)
-                end[place] = max(end.get(place, n), scratch.FOREVER if storage in left else n)
-            yield from (scratch.Buffer(nbytes, n, n) for nbytes in temporaries(op.kernel))
+                end[place] = max(
+                    end.get(place, n), scratch_blocks.FOREVER if storage in left else n
+                )
+            yield from (scratch_blocks.Buffer(nbytes, n, n) for nbytes in temporaries(op.kernel))
         for storage, at in begin.items():
-            if at >= 0 or end[storage] != scratch.FOREVER:
-                yield scratch.Buffer(program.storages[storage].nbytes, at, end[storage])
+            if at >= 0 or end[storage] != scratch_blocks.FOREVER:
+                yield scratch_blocks.Buffer(program.storages[storage].nbytes, at, end[storage])
 
     def _scratch(self, aval: Any) -> int:
         """A new value that nobody reads."""
@@ -334,5 +337,5 @@ def _given_up_at(program: Program) -> dict[int, int]:
         for storage in released
         if storage not in kept
         and not program.storages[storage].outside
-        and program.storages[storage].nbytes >= scratch.LEAST_BYTES
+        and program.storages[storage].nbytes >= scratch_blocks.LEAST_BYTES
     }

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from coop_jax._src.compat import calls
 from coop_jax._src.executables import Executable
 from coop_jax._src.kernels import Kernel
-from coop_jax._src.segments import Segment
+from coop_jax._src.segments.segment import Segment
 
 
 def differing(executables: Iterable[Executable]) -> list[Kernel]:

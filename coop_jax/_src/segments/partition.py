@@ -14,10 +14,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from coop_jax._src.composing import Composer
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.program import Operation, Program, releases_of
-from coop_jax._src.segments import library_bytes, may_be_member, workspace_bytes
+from coop_jax._src.segments.compose import Composer
+from coop_jax._src.segments.segment import library_bytes, may_be_member, workspace_bytes
 
 # Members of one executable: XLA's passes are not all linear.
 _MEMBERS = 4096
