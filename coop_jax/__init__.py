@@ -2,7 +2,7 @@
 
 from coop_jax._src.costs import DeviceProfile as DeviceProfile
 from coop_jax._src.eager import remat_eager as remat_eager
-from coop_jax._src.policies import Policy as Policy
+from coop_jax._src.planning.policies import Policy as Policy
 from coop_jax._src.run import run as run
 from coop_jax._src.runtime import Runtime as Runtime
 from coop_jax._src.simulate.budget_search import cutoff_budget as cutoff_budget

@@ -44,15 +44,16 @@ import coop_jax  # noqa: I001 - before the backend starts
 import jax
 import numpy as np
 import pytest
-from coop_jax._src import improving, kernels, tiers
+from coop_jax._src import kernels, tiers
+from coop_jax._src.planning import local_search
 from coop_jax._src import runtime as runtimes
 from coop_jax._src.verify import eviction_is_forced
 from faults import Operations
 from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
 from unless_fused import UNLESS_FUSED
 
-_MOST_PLANS = improving._MOST_PLANS
-improving._MOST_PLANS = 8 * improving._ROUND
+_MOST_PLANS = local_search._MOST_PLANS
+local_search._MOST_PLANS = 8 * local_search._ROUND
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
@@ -161,7 +162,7 @@ def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def full_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches for plans take as long as they do for users."""
-    monkeypatch.setattr(improving, "_MOST_PLANS", _MOST_PLANS)
+    monkeypatch.setattr(local_search, "_MOST_PLANS", _MOST_PLANS)
 
 
 @pytest.fixture

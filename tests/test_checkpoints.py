@@ -9,7 +9,7 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import candidates
+from coop_jax._src.planning import portfolio
 
 STEPS = 3
 
@@ -65,9 +65,9 @@ def test_steps_around_checkpoints_give_the_same_bits(
 ) -> None:
     program = {"mlp": models.mlp, "cnn": models.cnn, "gpt": models.gpt}[name]()
     expected, plain = train(program, None, fusion=fusion)
-    make, carried = candidates._core.make_plan, []
+    make, carried = portfolio._core.make_plan, []
     if is_long:  # then it is divided at narrow places only
-        monkeypatch.setattr(candidates, "_LARGE", 0)
+        monkeypatch.setattr(portfolio, "_LARGE", 0)
 
     def only_around_checkpoints(engine_program: Any, **options: Any) -> Any:
         plan = make(engine_program, **options)
@@ -78,7 +78,7 @@ def test_steps_around_checkpoints_give_the_same_bits(
         carried.append(plan.stats["recomputations"])
         return plan
 
-    monkeypatch.setattr(candidates._core, "make_plan", only_around_checkpoints)
+    monkeypatch.setattr(portfolio._core, "make_plan", only_around_checkpoints)
     recomputed = 0
     for share in (0.8, 0.6, 0.5):
         budget = int(share * plain.peak_bytes)

@@ -15,7 +15,7 @@ from conftest import assert_same_bits, bits_of, smallest_feasible
 from jax import lax
 
 import coop_jax
-from coop_jax._src import planning
+from coop_jax._src.planning import planner
 from examples.paper.networks import NETWORKS
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -233,8 +233,8 @@ def test_donated_arrays_keep_their_addresses_where_operations_move(
     """What reads a weight is not moved past its update, whatever it is fused with."""
     training = models.gpt()
     made = []
-    original = planning.make_plan
-    monkeypatch.setattr(planning, "make_plan", lambda *a, **k: made.append(1) or original(*a, **k))
+    original = planner.make_plan
+    monkeypatch.setattr(planner, "make_plan", lambda *a, **k: made.append(1) or original(*a, **k))
     fused = coop_jax.run(training.step, budget=0.6, donate_argnums=0, fusion=True)
     state = jax.tree.map(np.array, training.init)
     places, counts = [], []

@@ -12,7 +12,7 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import learning
+from coop_jax._src.planning import recorded_calls
 
 LAYERS, WIDTH, BATCH = 12, 64, 256
 State = tuple[jax.Array, jax.Array]
@@ -128,13 +128,13 @@ def test_a_step_that_is_given_what_it_returned_settles_on_a_better_plan() -> Non
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The plans that lessons make."""
     made: list[Any] = []
-    planned = learning.Lesson._planned
+    planned = recorded_calls.Lesson._planned
 
     def recorded(self: Any, *args: Any) -> Any:
         made.append(planned(self, *args))
         return made[-1]
 
-    monkeypatch.setattr(learning.Lesson, "_planned", recorded)
+    monkeypatch.setattr(recorded_calls.Lesson, "_planned", recorded)
     return made
 
 
@@ -307,4 +307,4 @@ def test_a_program_that_loops_on_values_learns_too() -> None:
     ],
 )
 def test_results_go_side_by_side(taken: list[tuple[int, int]], expected: list[int]) -> None:
-    assert learning._side_by_side([64, 64], taken, 2048, 64) == expected
+    assert recorded_calls._side_by_side([64, 64], taken, 2048, 64) == expected

@@ -17,7 +17,7 @@ import pytest
 from conftest import bits_of
 
 import coop_jax
-from coop_jax._src import candidates, policies
+from coop_jax._src.planning import policies, portfolio
 from coop_jax._src.simulate import simulator as simulators
 
 PROFILE = "a100-80gb-fp32"
@@ -152,14 +152,14 @@ def test_only_the_first_plans_of_a_program_are_searched_for(
 ) -> None:
     """A caller that keeps what each step returns changes the pool for the next plan."""
     searches = []
-    original = candidates.Candidates.improved
+    original = portfolio.Candidates.improved
 
-    def counting(self: candidates.Candidates, *args: Any) -> Any:
+    def counting(self: portfolio.Candidates, *args: Any) -> Any:
         if self._settings.policy.search_effort:
             searches.append(1)
         return original(self, *args)
 
-    monkeypatch.setattr(candidates.Candidates, "improved", counting)
+    monkeypatch.setattr(portfolio.Candidates, "improved", counting)
 
     def fn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         layers = [x]

@@ -18,7 +18,7 @@ from coop_jax import _core
 from coop_jax._src import passing
 from coop_jax._src.compat import arguments, arrays, holders
 from coop_jax._src.memory import PoolMemory
-from coop_jax._src.residency import ADOPT, FOREIGN, OUTSIDE, Residency
+from coop_jax._src.planning.pool_state import ADOPT, FOREIGN, OUTSIDE, Residency
 
 DEVICE = jax.devices()[0]
 SPEC = _core.SlotSpec((16,), *arrays.dlpack_type(jnp.float32))  # type: ignore[misc]

@@ -13,7 +13,7 @@ from conftest import assert_same_bits
 from loops import Loop, array, compiled_bytes, loops
 
 import coop_jax
-from coop_jax._src import policies
+from coop_jax._src.planning import policies
 
 LOOPS = loops(steps=24, width=64)
 

@@ -19,7 +19,7 @@ from coop_jax import _core
 from coop_jax._src import passing, run, signatures, tiers
 from coop_jax._src.compat import arguments, arrays
 from coop_jax._src.memory import PoolMemory
-from coop_jax._src.residency import FOREIGN, Residency
+from coop_jax._src.planning.pool_state import FOREIGN, Residency
 
 DEVICE = jax.devices()[0]
 SPEC = _core.SlotSpec((16,), *arrays.dlpack_type(jnp.float32))  # type: ignore[misc]

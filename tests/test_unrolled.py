@@ -13,7 +13,9 @@ from conftest import assert_same_bits
 from test_segments import launches, signature_of, trained
 
 import coop_jax
-from coop_jax._src import costs, forms, planning, policies, tiers
+from coop_jax._src import costs, forms, tiers
+from coop_jax._src.planning import planner as planning
+from coop_jax._src.planning import policies
 from coop_jax._src.segments.rematerialized import room_before, unrolled
 from coop_jax._src.simulate.simulator import Simulator
 from coop_jax._src.util.incremental_work import GradualWork

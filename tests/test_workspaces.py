@@ -16,7 +16,7 @@ from processes import output_of
 
 import coop_jax
 from coop_jax._src.instructions import CompiledPlan, Run
-from coop_jax._src.workspaces import Provision, malloc_seconds, provisions, refill_seconds
+from coop_jax._src.planning.workspace import Provision, malloc_seconds, provisions, refill_seconds
 
 MEBI = 1 << 20
 

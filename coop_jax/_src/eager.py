@@ -17,12 +17,13 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from coop_jax._src import around, learning, libraries, needs, policies, tidying
+from coop_jax._src import around, libraries, needs, tidying
 from coop_jax._src.calling import Convention
 from coop_jax._src.compat import arrays, jaxprs, refs, thread_state, transfers, transforms
 from coop_jax._src.compat.eager import EagerScope
 from coop_jax._src.homes import Home
 from coop_jax._src.mutations import Watch
+from coop_jax._src.planning import policies, recorded_calls
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.session import Session
 from coop_jax._src.util import budget as budgets
@@ -133,7 +134,7 @@ class EagerFunction(Generic[P, R]):
         self._budget = budget
         self._policy = policy
         self._home = home
-        self._lessons = learning.Lessons()
+        self._lessons = recorded_calls.Lessons()
         self._fits: Recent[Any] = Recent(256)  # under transformations, see `around`
 
     @property
@@ -198,7 +199,7 @@ class EagerFunction(Generic[P, R]):
     ) -> Any:
         """Runs the function. Where `needed` tells how many results must be, others may go."""
         lesson = None
-        if learning.is_worthwhile(runtime.policy, runtime.budget_bytes):
+        if recorded_calls.is_worthwhile(runtime.policy, runtime.budget_bytes):
             lesson = self._lessons.of(leaves, tree)
         ending.lesson = lesson
         session = ending.session = Session(runtime, lesson=lesson)
@@ -282,11 +283,11 @@ class _Ending:
 
     __slots__ = ("_lessons", "_restore", "lesson", "scope", "session")
 
-    def __init__(self, restore: Callable[[], None], lessons: learning.Lessons) -> None:
+    def __init__(self, restore: Callable[[], None], lessons: recorded_calls.Lessons) -> None:
         self._restore, self._lessons = restore, lessons
         self.session: Session | None = None
         self.scope: EagerScope | None = None
-        self.lesson: learning.Lesson | None = None
+        self.lesson: recorded_calls.Lesson | None = None
 
     def end(self) -> None:
         """Does it; may be called again."""

@@ -18,13 +18,14 @@ from typing import Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import kernels, placement, policies
+from coop_jax._src import kernels, placement
 from coop_jax._src.compiling import Wanted, compile_together
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.placement import Placement
-from coop_jax._src.planning import PlanSettings, WorkspacePlanner
+from coop_jax._src.planning import policies
+from coop_jax._src.planning.planner import PlanSettings, WorkspacePlanner
+from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.program import Operation, Program
-from coop_jax._src.workspaces import Provision
 
 # Workspace of launches: (operation, bytes) of each.
 Launches = list[tuple[int, int]]

@@ -13,11 +13,12 @@ import dataclasses
 import math
 
 from coop_jax import _core
-from coop_jax._src import compiling, planning
+from coop_jax._src import compiling
 from coop_jax._src.instructions import CompiledPlan
 from coop_jax._src.kernels import KernelCache
+from coop_jax._src.planning import planner
+from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.program import Operation, Program
-from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.segments import partition, segment
 from coop_jax._src.segments.compose import LARGE_BYTES
@@ -120,7 +121,7 @@ def _plan_of_segments(
     assert program is not None
     assert needed is not None
     made = compiling.beside_calls(
-        lambda: planning.plan_without_launches(
+        lambda: planner.plan_without_launches(
             program,
             residency,
             settings,
@@ -130,7 +131,7 @@ def _plan_of_segments(
         )
     )
     yield [made]
-    plan, seconds = made.result(), planning.work_seconds(program, settings.profile)
+    plan, seconds = made.result(), planner.work_seconds(program, settings.profile)
 
     def work(plan: _core.Plan) -> float:
         return sum(seconds[action[1]] for action in plan.actions if len(action) == 4)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from coop_jax._src.compat import contexts
-from coop_jax._src.policies import Policy
+from coop_jax._src.planning.policies import Policy
 from coop_jax._src.runtime import Runtime, shared_runtime
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import jax
 
-from coop_jax._src import kernels, planning, policies
+from coop_jax._src import kernels
 from coop_jax._src.calling import Convention
+from coop_jax._src.planning import planner, policies
 from coop_jax._src.program import DynamicControlFlow, build_program
 from coop_jax._src.runtime import Runtime
 
@@ -70,9 +71,9 @@ def unbudgeted_peak(fn: Callable[..., Any], runtime: Runtime, leaves: list[Any],
         modes = tuple(kernels.OUTSIDE if o else kernels.SLOT for o in outside)
         executable = op.kernel.executable(modes, runtime.device, cache)
         workspace = max(workspace, executable.workspace_bytes)
-    donated = planning.first_residency(program).donated
-    engine_program = planning.core_program(program, donated)
-    return planning.unbudgeted_peak(program, engine_program, settings, workspace)
+    donated = planner.first_residency(program).donated
+    engine_program = planner.core_program(program, donated)
+    return planner.unbudgeted_peak(program, engine_program, settings, workspace)
 
 
 def is_array(x: Any) -> bool:

@@ -15,8 +15,8 @@ import jax
 from coop_jax._src import interpreter
 from coop_jax._src.compat import arrays
 from coop_jax._src.donation import warn_of_kept
-from coop_jax._src.learning import Lesson, is_worthwhile
 from coop_jax._src.passing import Inputs, residency_of
+from coop_jax._src.planning.recorded_calls import Lesson, is_worthwhile
 from coop_jax._src.refs import RefCell, wrapped
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.session import Session

@@ -22,8 +22,8 @@ import numpy as np
 from coop_jax._src.compat import arguments, arrays, holders, jaxprs, transfers, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.memory import PoolMemory
+from coop_jax._src.planning.pool_state import ADOPT, FOREIGN, Residency
 from coop_jax._src.program import Program
-from coop_jax._src.residency import ADOPT, FOREIGN, Residency
 from coop_jax._src.util.call_arguments import check_leaves
 
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import jax
 
 from coop_jax import _core
-from coop_jax._src import planning
 from coop_jax._src.donation import warn_of_kept
 from coop_jax._src.executor import execute
 from coop_jax._src.fitting import Launches, fitted, launched, smallest_fitting, without_search
@@ -29,9 +28,11 @@ from coop_jax._src.passing import (
     prepare,
     residency_of,
 )
-from coop_jax._src.planning import first_residency
+from coop_jax._src.planning import planner as planning
+from coop_jax._src.planning.planner import first_residency
+from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.program import Program
-from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature, compile_all, exceeded, planner_of
 from coop_jax._src.tiers import form_of
@@ -39,7 +40,6 @@ from coop_jax._src.translating import compile_plan
 from coop_jax._src.util import progress
 from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.util.interrupts import Interrupts
-from coop_jax._src.workspaces import Provision
 
 # Plans are kept for so many different states of the pool for each signature.
 _KEPT = 16

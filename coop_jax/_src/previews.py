@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coop_jax._src import policies
+from coop_jax._src.planning import policies
 from coop_jax._src.simulate import budget_search
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.simulate.simulator import Simulator

@@ -33,7 +33,7 @@ from coop_jax._src.passing import (
     delete_donated,
 )
 from coop_jax._src.planned import Ran, carry_out
-from coop_jax._src.residency import Residency
+from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.signatures import Signature
 from coop_jax._src.tiers import settled_form

@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
-from coop_jax._src import around, fusing, libraries, planning, policies, previews
+from coop_jax._src import around, fusing, libraries, previews
 from coop_jax._src.calling import Convention, Fixed, Names, Numbers, convention_of
 from coop_jax._src.compat import arrays, contexts, thread_state, transfers, transforms
 from coop_jax._src.compat import refs as compat_refs
@@ -28,6 +28,7 @@ from coop_jax._src.passing import (
     read_inputs,
 )
 from coop_jax._src.planned import run_planned
+from coop_jax._src.planning import planner, policies
 from coop_jax._src.repeating import UNKNOWN, LastCall, known_calls, note
 from coop_jax._src.runtime import Runtime, check_runtime
 from coop_jax._src.signatures import (
@@ -295,8 +296,8 @@ class BudgetedFunction(Generic[P, R]):
                     " runtime.stats().peak_bytes after a call with budget=None."
                 )
             unlimited = Runtime(None, policy, device)
-            first = planning.first_residency(program)
-            peak = planning.unbudgeted_peak(
+            first = planner.first_residency(program)
+            peak = planner.unbudgeted_peak(
                 program,
                 engine_program_of(signature, program, first.donated),
                 unlimited._settings,

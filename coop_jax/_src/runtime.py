@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 
 from coop_jax import _core
-from coop_jax._src import kernels, policies
+from coop_jax._src import kernels
 from coop_jax._src import verify as verifying
 from coop_jax._src.compat import contexts, devices, thread_state
 from coop_jax._src.memory import PoolMemory
-from coop_jax._src.planning import PlanSettings
+from coop_jax._src.planning import policies
+from coop_jax._src.planning.planner import PlanSettings
 from coop_jax._src.stats import Counters, Stats
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options

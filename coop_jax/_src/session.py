@@ -23,14 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax import _core
-from coop_jax._src import interpreter, policies, primitives, stacks
+from coop_jax._src import interpreter, primitives, stacks
 from coop_jax._src.beside import Beside, enough_bytes
 from coop_jax._src.compat import arrays, contexts, jaxprs, number_checks, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.executables import Executable
 from coop_jax._src.externals import Externals
 from coop_jax._src.first_launches import first_launch
-from coop_jax._src.learning import Lesson
+from coop_jax._src.planning import policies
+from coop_jax._src.planning.recorded_calls import Lesson
 from coop_jax._src.preparing import Prepared, Preparer
 from coop_jax._src.refs import CallersRefs, RefCell
 from coop_jax._src.runtime import Runtime

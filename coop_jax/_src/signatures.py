@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import advice, kernels, planning, primitives
+from coop_jax._src import advice, kernels, primitives
 from coop_jax._src.calling import Convention, Fixed
 from coop_jax._src.compat import arrays, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
@@ -19,17 +19,18 @@ from coop_jax._src.compat.key_reuse import ProgramUses, uses_of
 from coop_jax._src.compiling import Wanted, compile_gradually
 from coop_jax._src.fitting import compiled_workspaces, first_forms
 from coop_jax._src.instructions import CompiledPlan
-from coop_jax._src.learning import Lesson
 from coop_jax._src.passing import InputKinds, constants_on, input_kinds
+from coop_jax._src.planning import planner
+from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.planning.recorded_calls import Lesson
+from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.program import DynamicControlFlow, Program, build_program
-from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.segments.rematerialized import Unrolled
 from coop_jax._src.util import progress
 from coop_jax._src.util.call_arguments import donated_names
 from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.util.incremental_work import GradualWork, Pieces
-from coop_jax._src.workspaces import Provision
 
 if TYPE_CHECKING:
     from coop_jax._src.repeating import KnownCalls
@@ -193,7 +194,7 @@ def engine_program_of(
         provision = None
     found = signature.engine_programs.get((donated, provision))
     if found is None:
-        found = planning.core_program(program, donated, provision=provision)
+        found = planner.core_program(program, donated, provision=provision)
         signature.engine_programs[donated, provision] = found
     return found
 
@@ -204,9 +205,9 @@ def planner_of(
     program: Program,
     residency: Residency,
     capacity_bytes: int | None = None,
-) -> planning.WorkspacePlanner:
+) -> planner.WorkspacePlanner:
     """What plans a call of the program in the runtime, or in one of another capacity."""
-    return planning.WorkspacePlanner(
+    return planner.WorkspacePlanner(
         program,
         lambda way: engine_program_of(signature, program, residency.donated, way),
         residency,
@@ -259,8 +260,8 @@ def exceeded(
     if 0 <= index < len(program.operations):
         op = program.operations[index]
         operation, source = f"operation '{op.kernel.label}'", op.source
-    first = planning.first_residency(program)
-    peak = planning.unbudgeted_peak(
+    first = planner.first_residency(program)
+    peak = planner.unbudgeted_peak(
         program,
         engine_program_of(signature, program, first.donated),
         runtime._settings,

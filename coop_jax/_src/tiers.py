@@ -28,13 +28,15 @@ from collections.abc import Sequence
 import jax
 
 from coop_jax import _core
-from coop_jax._src import costs, placement, planning, policies, workspaces
+from coop_jax._src import costs, placement
 from coop_jax._src.compat import number_checks
 from coop_jax._src.forms import Form, forms_of
 from coop_jax._src.kernels import Kernel
 from coop_jax._src.placement import Placement
+from coop_jax._src.planning import planner as planning
+from coop_jax._src.planning import policies, workspace
+from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.program import Program
-from coop_jax._src.residency import Residency
 from coop_jax._src.runtime import Runtime
 from coop_jax._src.segments import isolation_check, segment
 from coop_jax._src.segments.segment import Segment
@@ -265,8 +267,8 @@ def _planned_costs(
     if not plan.feasible:
         return None
     runs = [a[1] for a in plan.actions if len(a) == 4]
-    refill_seconds = workspaces.refill_seconds(provision, runs)
-    refill_seconds += workspaces.malloc_seconds(provision, runs, needed)
+    refill_seconds = workspace.refill_seconds(provision, runs)
+    refill_seconds += workspace.malloc_seconds(provision, runs, needed)
     return _costs_of(program, plan, refill_seconds)
 
 

@@ -22,9 +22,9 @@ from coop_jax._src.instructions import CompiledPlan, Forget, Instruction, Run, V
 from coop_jax._src.kernels import KernelCache
 from coop_jax._src.memory import PoolMemory
 from coop_jax._src.numbering import Places
+from coop_jax._src.planning.pool_state import ADOPT, Residency
+from coop_jax._src.planning.workspace import Provision, refill_seconds
 from coop_jax._src.program import Operation, Program
-from coop_jax._src.residency import ADOPT, Residency
-from coop_jax._src.workspaces import Provision, refill_seconds
 
 
 def compile_plan(

@@ -142,9 +142,9 @@ def check_loop(seed: int) -> None:
 
 @pytest.fixture(autouse=True)
 def short_searches() -> Iterator[None]:
-    from coop_jax._src import improving
+    from coop_jax._src.planning import local_search
 
-    with mock.patch.object(improving, "_MOST_PLANS", improving._ROUND):
+    with mock.patch.object(local_search, "_MOST_PLANS", local_search._ROUND):
         yield
 
 

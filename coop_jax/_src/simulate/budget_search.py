@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from coop_jax._src import policies
 from coop_jax._src.calling import Names, Numbers
+from coop_jax._src.planning import policies
 from coop_jax._src.simulate.cpu_calibration import Profile
 from coop_jax._src.simulate.measured_costs import MeasuredCosts
 from coop_jax._src.simulate.simulation import Simulation

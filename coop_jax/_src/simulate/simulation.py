@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from coop_jax import _core
-from coop_jax._src import policies
+from coop_jax._src.planning import policies
 from coop_jax._src.util.options import format_bytes, format_seconds
 
 

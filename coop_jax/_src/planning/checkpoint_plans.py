@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from coop_jax import _core
-from coop_jax._src import checkpoints
-from coop_jax._src.improving import Start, close_seconds, is_better
+from coop_jax._src.planning import keep_choices
+from coop_jax._src.planning.local_search import Start, close_seconds, is_better
 
 # So many plans around checkpoints are tried with addresses found ahead, and so many without if none
 # of those fits.
@@ -53,7 +53,7 @@ class Around:
         Args:
           best: what is worth a plan is at most so bad that a search could make it better than this.
         """
-        ways = checkpoints.ways(self.engine_program, self.input_where, self.pool_bytes)
+        ways = keep_choices.ways(self.engine_program, self.input_where, self.pool_bytes)
         fitting = [way for way in ways if way.pool_bytes <= self.pool_bytes]
         for way in fitting[:_MOST_PACKED]:
             if way.seconds >= close_seconds(best.plan):
@@ -80,8 +80,8 @@ class Around:
         Args:
           best: as for `of_few`.
         """
-        ways = checkpoints.ways(self.engine_program, self.input_where, self.pool_bytes)
-        ways += checkpoints.ways_at_cuts(self.engine_program, self.input_where)
+        ways = keep_choices.ways(self.engine_program, self.input_where, self.pool_bytes)
+        ways += keep_choices.ways_at_cuts(self.engine_program, self.input_where)
         most_bytes, tried = self.pool_bytes, 0
         for way in sorted(ways):
             if way.seconds >= close_seconds(best.plan) or tried == _MOST_OF_MANY:
@@ -94,7 +94,7 @@ class Around:
                 return [start]
         return []
 
-    def _start(self, way: checkpoints.Checkpoints, best: Start, *, only_packed: bool) -> Start:
+    def _start(self, way: keep_choices.Checkpoints, best: Start, *, only_packed: bool) -> Start:
         close = close_seconds(best.plan)
         kept = way.by_storage(self.engine_program.storage_count)
         return self.planned(kept, only_packed, 0.0 if math.isinf(close) else close)

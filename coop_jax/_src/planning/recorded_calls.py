@@ -25,11 +25,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from coop_jax import _core
-from coop_jax._src import policies
-from coop_jax._src.candidates import Candidates, PlanSettings
 from coop_jax._src.compat import contexts
-from coop_jax._src.improving import Hints, Kinds, Start
-from coop_jax._src.residency import Residency
+from coop_jax._src.planning import policies
+from coop_jax._src.planning.local_search import Hints, Kinds, Start
+from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.planning.portfolio import Candidates, PlanSettings
 from coop_jax._src.values import operand_key
 
 # Calls that recompute less than this share of what they compute are good enough.

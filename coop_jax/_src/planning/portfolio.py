@@ -19,8 +19,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from coop_jax import _core
-from coop_jax._src import checkpointing, costs, policies
-from coop_jax._src.improving import (
+from coop_jax._src import costs
+from coop_jax._src.planning import checkpoint_plans, policies
+from coop_jax._src.planning.local_search import (
     Hints,
     Kinds,
     Start,
@@ -29,7 +30,7 @@ from coop_jax._src.improving import (
     is_better,
     recompute_share,
 )
-from coop_jax._src.residency import OUTSIDE, Residency
+from coop_jax._src.planning.pool_state import OUTSIDE, Residency
 
 # Plans that recompute more than this share of the step are compared with others.
 _COSTLY = 0.3
@@ -244,7 +245,7 @@ class Candidates:
                 policy, True, self._plan(policy, True, give_up, most_seconds, hints), hints
             )
 
-        around = checkpointing.Around(
+        around = checkpoint_plans.Around(
             self._engine_program, self._where, self._pool_bytes(), planned
         )
         found = around.of_many(best) if self._is_large else around.of_few(best)
