@@ -44,10 +44,11 @@ import coop_jax  # noqa: I001 - before the backend starts
 import jax
 import numpy as np
 import pytest
-from coop_jax._src import kernels, tiers
+from coop_jax._src.run import tiering
+from coop_jax._src.ir import kernels
 from coop_jax._src.planning import local_search
-from coop_jax._src import runtime as runtimes
-from coop_jax._src.verify import eviction_is_forced
+from coop_jax._src.execution import runtime as runtimes
+from coop_jax._src.execution.verification import eviction_is_forced
 from faults import Operations
 from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
 from unless_fused import UNLESS_FUSED
@@ -156,7 +157,7 @@ def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.delenv(_VERIFY, raising=False)
     monkeypatch.setattr(kernels, "_caches", {})
-    monkeypatch.setattr(tiers, "_scale", lambda *_: 1.0)
+    monkeypatch.setattr(tiering, "_scale", lambda *_: 1.0)
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def operations(monkeypatch: pytest.MonkeyPatch) -> Operations:
 def no_runtime_left_entered() -> Iterator[None]:
     """A test that leaves a runtime entered would change what the next ones measure."""
     yield
-    from coop_jax._src.runtime import current_runtime
+    from coop_jax._src.execution.runtime import current_runtime
 
     assert current_runtime() is None
 

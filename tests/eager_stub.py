@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from coop_jax._src.compat.eager import EagerScope
-from coop_jax._src.compat.tracers import EagerTracer
+from coop_jax._src.eager.trace.scope import EagerScope
+from coop_jax._src.eager.trace.tracers import EagerTracer
 
 
 class Value:

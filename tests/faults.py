@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import coop_jax
-from coop_jax._src import executor, first_launches, session
-from coop_jax._src.instructions import Run
+from coop_jax._src.eager import first_launches, session
+from coop_jax._src.execution import executor
+from coop_jax._src.execution.instructions import Run
 
 FRONT_ENDS = ["run", "remat_eager"]
 WIDTH, ROWS, LAYERS = 32, 256, 6

@@ -30,8 +30,8 @@ import scipy.optimize
 import scipy.sparse
 
 import coop_jax
-from coop_jax._src.kernels import Kernel
-from coop_jax._src.program import Operation, Program, Storage, Value
+from coop_jax._src.ir.kernels import Kernel
+from coop_jax._src.ir.program import Operation, Program, Storage, Value
 from coop_jax._src.simulate.traced_program import RecordedKernel, RecordedType
 
 UNIT_BYTES = 64  # the alignment of the engine, so that sizes are not rounded

@@ -13,7 +13,8 @@ from conftest import assert_same_bits
 from jax import lax
 
 import coop_jax
-from coop_jax._src import bundling, program
+from coop_jax._src.ir import program
+from coop_jax._src.lowering.passes import launch_clustering
 
 WIDTH, BATCH = 32, 8
 
@@ -189,6 +190,6 @@ def test_views_between_members(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_is_in_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundling, "SMALL", 0.0)
+    monkeypatch.setattr(launch_clustering, "SMALL", 0.0)
     args = arguments()
     assert len(operations(step, *args)) > 100

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import coop_jax
-from coop_jax._src.closures import Closure
+from coop_jax._src.util.closures import Closure
 
 Y = np.linspace(0.5, 1, 4096, dtype=np.float32).reshape(64, 64)
 eager = functools.partial(coop_jax.remat_eager, budget="1MiB")

@@ -16,13 +16,14 @@ from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
 import coop_jax
-from coop_jax._src import compiling, kernels
-from coop_jax._src.executables import SLOT, Executable
+from coop_jax._src.execution import compilation, executable_cache
+from coop_jax._src.execution.executables import SLOT, Executable
+from coop_jax._src.ir import kernels
 
 X = np.linspace(-1, 1, 32 * 48, dtype=np.float32).reshape(32, 48)
 
 
-def wanted(function: object, count: int) -> list[compiling.Wanted]:
+def wanted(function: object, count: int) -> list[compilation.Wanted]:
     cache = kernels.cache_for(jax.devices()[0])
     shapes = [jax.ShapeDtypeStruct((64, 8 + n), jnp.float32) for n in range(count)]
     return [(cache.from_function(function, [s]), (SLOT,), f"here {s.shape}") for s in shapes]  # type: ignore[arg-type]
@@ -42,13 +43,15 @@ def test_each_form_is_compiled_once_on_several_threads(monkeypatch: pytest.Monke
     cache = kernels.cache_for(device)
     before = cache.compilations
     forms = wanted(lambda x: jnp.sin(x) * 1.2345, 6)
-    compiling.compile_together([*forms, *forms], device, cache)
+    compilation.compile_together([*forms, *forms], device, cache)
     assert cache.compilations == before + 6
     assert all(name.startswith("coop_jax-compile") for name in threads)
     assert len(threads) == 6
-    compiling.compile_together(forms, device, cache)
+    compilation.compile_together(forms, device, cache)
     assert len(threads) == 6
-    assert all(kernel.known_executable(modes, device) for kernel, modes, _ in forms)
+    assert all(
+        executable_cache.known_executable(kernel, modes, device) for kernel, modes, _ in forms
+    )
 
 
 def test_what_fails_to_compile_is_named_and_the_others_are_usable(
@@ -65,11 +68,13 @@ def test_what_fails_to_compile_is_named_and_the_others_are_usable(
     forms = wanted(lambda x: jnp.cos(x) * 5.4321, 6)
     monkeypatch.setattr(Executable, "compile", compiled)
     with pytest.raises(MemoryError) as caught:
-        compiling.compile_together(forms, device, kernels.cache_for(device))
+        compilation.compile_together(forms, device, kernels.cache_for(device))
     monkeypatch.undo()
     assert "the operation is at here (64, 10)" in "".join(caught.value.__notes__)
-    compiling.compile_together(forms, device, kernels.cache_for(device))
-    assert all(kernel.known_executable(modes, device) for kernel, modes, _ in forms)
+    compilation.compile_together(forms, device, kernels.cache_for(device))
+    assert all(
+        executable_cache.known_executable(kernel, modes, device) for kernel, modes, _ in forms
+    )
 
 
 def test_an_operation_without_a_rule_is_named_with_its_line() -> None:

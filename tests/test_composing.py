@@ -15,9 +15,10 @@ from conftest import assert_same_bits
 from test_segments import launches, signature_of, trained
 
 import coop_jax
-from coop_jax._src import kernels
 from coop_jax._src.compat import calls, jaxprs
-from coop_jax._src.program import Operation, Program, Storage, Value, releases_of
+from coop_jax._src.execution import executable_cache, executables
+from coop_jax._src.ir import kernels
+from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
 from coop_jax._src.segments import compose, isolation_check, partition, segment
 from coop_jax._src.segments.compose import Composer
 from coop_jax._src.segments.rematerialized import room_before, unrolled
@@ -189,7 +190,9 @@ def twice(cache: kernels.KernelCache) -> Program:
         releases=releases_of(operations, values, program.inputs, outputs, program.donated),
     )
     for op in operations:
-        op.kernel.executable((kernels.SLOT,) * len(op.results), cache.device, cache)
+        executable_cache.executable(
+            op.kernel, (executables.SLOT,) * len(op.results), cache.device, cache
+        )
     return made
 
 
@@ -199,7 +202,9 @@ def test_what_is_computed_again_is_computed_again() -> None:
     room = [float(1 << 30)] * len(program.operations)
     made = partition.segmented(program, cache, float("inf"), room, in_pool=True)
     (op,) = made.operations
-    executable = op.kernel.executable((kernels.OUTSIDE,) * len(op.results), cache.device, cache)
+    executable = executable_cache.executable(
+        op.kernel, (executables.OUTSIDE,) * len(op.results), cache.device, cache
+    )
     module = executable.module()
     assert module is not None
     assert len(module.calls(calls.ATTRIBUTE)) == len(program.operations)
@@ -221,14 +226,16 @@ def test_our_order_is_kept_where_another_takes_more_memory() -> None:
     cache = kernels.cache_for(jax.devices()[0])
     program = coop_jax.trace_program(many_products, X, W, fusion=False).program
     for op in program.operations:
-        op.kernel.executable((kernels.OUTSIDE,) * len(op.results), cache.device, cache)
+        executable_cache.executable(
+            op.kernel, (executables.OUTSIDE,) * len(op.results), cache.device, cache
+        )
     numbers = range(len(program.operations))
 
     def needed(*, in_order: bool) -> int:
         composer = Composer(program, cache, in_pool=False, in_order=in_order)
         kernel = composer.composed(numbers, 0).kernel
-        modes = (kernels.OUTSIDE,) * len(kernel.out_avals)
-        return int(kernel.executable(modes, cache.device, cache).workspace_bytes)
+        modes = (executables.OUTSIDE,) * len(kernel.out_avals)
+        return int(executable_cache.executable(kernel, modes, cache.device, cache).workspace_bytes)
 
     nbytes = 4 * X.size
     assert needed(in_order=True) <= 5 * nbytes < 12 * nbytes <= needed(in_order=False)
@@ -284,7 +291,7 @@ def test_what_libraries_take_needs_room_unless_that_is_kept_free() -> None:
     for made in (free, tight):
         expected = segment.temporary_bytes(made)
         for number, _, kernel in segments_in(made):
-            if not kernel.executables():
+            if not executable_cache.executables(kernel):
                 beside = max(segment.library_bytes(m.kernel) for m in kernel.members)
                 assert expected[number] >= beside == segment.library_bytes(kernel)
     number = 0

@@ -16,8 +16,9 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax import _core
-from coop_jax._src import session, verify
 from coop_jax._src.compat import arrays
+from coop_jax._src.eager import session
+from coop_jax._src.execution import verification
 
 X = np.random.default_rng(0).normal(size=(48, 48)).astype(np.float32) / 7
 
@@ -26,7 +27,7 @@ X = np.random.default_rng(0).normal(size=(48, 48)).astype(np.float32) / 7
 def _short_way() -> None:
     if not arrays.runs_synchronously(jax.devices()[0]):
         pytest.skip("there is a short way only where launches go past Python")
-    if verify.eviction_is_forced() or verify.verification_is_asked():
+    if verification.eviction_is_forced() or verification.verification_is_asked():
         pytest.skip("nobody goes the short way with forced eviction or verification")
 
 

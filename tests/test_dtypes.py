@@ -15,7 +15,7 @@ from conftest import assert_same_bits, bits_of, smallest_feasible
 from processes import output_of
 
 import coop_jax
-from coop_jax._src import fusing
+from coop_jax._src.lowering.passes import fusion
 
 FRONT_ENDS = ["run", "remat_eager"]
 both_front_ends = pytest.mark.parametrize("front_end", FRONT_ENDS)
@@ -167,7 +167,7 @@ def test_arrays_of_typed_keys_live_in_the_pool(front_end: str, impl: str) -> Non
     # vmap of one generator draws other bits than another (rbg), but always those of plain JAX.
     key = jax.random.key(3, impl=impl)
     stats = check_like_jax(front_end, fn, key, exact=False)
-    assert stats.rematerialisations > 0 or fusing.is_default()  # which stores less
+    assert stats.rematerialisations > 0 or fusion.is_default()  # which stores less
     step = make(front_end, fn, None)
     expected = jax.jit(fn)(key)
     total, keys, one, data, same = step(key)

@@ -14,8 +14,9 @@ from conftest import assert_same_bits
 from jax.interpreters import ad
 
 import coop_jax
-from coop_jax._src import session
-from coop_jax._src.compat import jaxprs, linearizing
+from coop_jax._src.compat import jaxprs
+from coop_jax._src.eager import session
+from coop_jax._src.eager.trace import linearization_cache
 
 X = jnp.linspace(0.2, 2.1, 48).reshape(6, 8)
 Y = jnp.cos(X) * 2
@@ -76,8 +77,10 @@ def _asked_of_jax(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any
     derivative as one: on some machines a product that is transposed is rounded in another way then.
     """
     with monkeypatch.context() as patch:
-        patch.setattr(linearizing, "install", lambda: None)
-        patch.setattr(linearizing.ad, "fallback_linearize_rule", linearizing._by_jax)
+        patch.setattr(linearization_cache, "install", lambda: None)
+        patch.setattr(
+            linearization_cache.ad, "fallback_linearize_rule", linearization_cache._by_jax
+        )
         found = coop_jax.remat_eager(f)(X, Y)
     for a, b in zip(
         jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(f(X, Y)), strict=True
@@ -151,7 +154,7 @@ def test_the_second_time_jax_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> No
     def unexpected(*_: Any, **__: Any) -> Any:
         raise AssertionError("what a primitive's derivative comes down to was not remembered")
 
-    monkeypatch.setattr(linearizing, "_by_jax", unexpected)
+    monkeypatch.setattr(linearization_cache, "_by_jax", unexpected)
     assert_same_bits(coop_jax.remat_eager(gradients)(X, Y), wanted)
     with pytest.raises(AssertionError, match="was not remembered"):  # the trap is there
         coop_jax.remat_eager(gradients)(X[:5], Y[:5])
@@ -279,7 +282,7 @@ def test_source_lines_are_those_of_each_call(monkeypatch: pytest.MonkeyPatch) ->
             z = jax.lax.tanh(x)
         return jax.lax.mul(y, z).sum()
 
-    linearizing._remembered.clear()
+    linearization_cache._remembered.clear()
     f = coop_jax.remat_eager(jax.grad(loss))
     by_call = []
     for _ in range(3):

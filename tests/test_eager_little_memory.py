@@ -13,7 +13,7 @@ from benchmarks import little_networks
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import session
+from coop_jax._src.eager import session
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:

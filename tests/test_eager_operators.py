@@ -13,7 +13,7 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src.compat import operators
+from coop_jax._src.eager.trace import operators
 
 _OPERATORS: list[Callable[[Any, Any], Any]] = [
     operator.add,

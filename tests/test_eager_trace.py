@@ -15,8 +15,8 @@ import pytest
 from conftest import assert_same_bits
 from eager_stub import CountingSession, Value, run_eagerly
 
-from coop_jax._src.compat.eager import EagerScope
-from coop_jax._src.compat.known import current_trace_is_concrete
+from coop_jax._src.eager.trace.known_values import current_trace_is_concrete
+from coop_jax._src.eager.trace.scope import EagerScope
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 CAPTURED = np.linspace(-1, 1, 4, dtype=np.float32)

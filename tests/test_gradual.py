@@ -18,8 +18,8 @@ from processes import output_of
 from test_segments import launches, signature_of, trained
 
 import coop_jax
-from coop_jax._src import signatures, tiers
-from coop_jax._src.signatures import Tier
+from coop_jax._src.run import specialization, tiering
+from coop_jax._src.run.specialization import Tier
 from coop_jax._src.util import incremental_work
 from coop_jax._src.util.incremental_work import GradualWork, Pieces
 
@@ -145,7 +145,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
     monkeypatch.delenv("COOP_JAX_SEGMENTS", raising=False)
-    monkeypatch.setattr(tiers, "_is_time", lambda tier, launches: tier.calls >= 5)
+    monkeypatch.setattr(tiering, "_is_time", lambda tier, launches: tier.calls >= 5)
     monkeypatch.setattr(GradualWork, "go_on", go_on)
 
 
@@ -231,7 +231,7 @@ def test_what_cannot_be_compiled_beside_calls_goes_on_alone(
         yield ()
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory while compiling")
 
-    monkeypatch.setattr(signatures, "compile_gradually", fails)
+    monkeypatch.setattr(specialization, "compile_gradually", fails)
     steps.until(lambda: steps.tier.settled)
     assert steps.tier.segmented is None
     steps.until(lambda: len(steps.losses) > 20)
@@ -247,7 +247,7 @@ def test_a_process_may_end_while_segments_are_made() -> None:
         import threading, time
         import coop_jax, models
         from coop_jax._src import tiers
-        from coop_jax._src.executables import Executable
+        from coop_jax._src.execution.executables import Executable
         tiers._is_time = lambda tier, launches: tier.calls >= 5
         program = models.gpt()
         step = coop_jax.run(program.step, budget=0.6, donate_argnums=0, fusion=True)

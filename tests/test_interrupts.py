@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import coop_jax
-from coop_jax._src.executables import Executable
+from coop_jax._src.execution.executables import Executable
 from coop_jax._src.util import interrupts
 from coop_jax._src.util.interrupts import Interrupts, guarded
 

@@ -11,7 +11,7 @@ import pytest
 from processes import output_of
 
 import coop_jax
-from coop_jax._src.runtime import current_runtime
+from coop_jax._src.execution.runtime import current_runtime
 
 STEP = """
 import atexit, os, sys, threading, jax, jax.numpy as jnp, coop_jax

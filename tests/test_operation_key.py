@@ -14,9 +14,9 @@ import pytest
 import coop_jax
 from coop_jax import _core
 from coop_jax._src.compat import jaxprs
-from coop_jax._src.equations import LiteralValue
-from coop_jax._src.session import Session
-from coop_jax._src.values import operand_key
+from coop_jax._src.eager.session import Session
+from coop_jax._src.eager.values import operand_key
+from coop_jax._src.ir.equations import LiteralValue
 
 _NOTHING = object()
 

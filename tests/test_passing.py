@@ -15,17 +15,17 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax import _core
-from coop_jax._src import passing
-from coop_jax._src.compat import arguments, arrays, holders
-from coop_jax._src.memory import PoolMemory
+from coop_jax._src.compat import argument_reader, arrays, holders
+from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.planning.pool_state import ADOPT, FOREIGN, OUTSIDE, Residency
+from coop_jax._src.run import argument_passing
 
 DEVICE = jax.devices()[0]
 SPEC = _core.SlotSpec((16,), *arrays.dlpack_type(jnp.float32))  # type: ignore[misc]
 
 
-def kinds(count: int, disposable: list[bool]) -> passing.InputKinds:
-    return passing.InputKinds(b"\1" * count, bytes(disposable), (), ())
+def kinds(count: int, disposable: list[bool]) -> argument_passing.InputKinds:
+    return argument_passing.InputKinds(b"\1" * count, bytes(disposable), (), ())
 
 
 def expected_residency(
@@ -60,10 +60,10 @@ def test_where_arrays_lie(seed: int) -> None:
     free = [jnp.arange(16.0) + k for k in range(6)]
     xs = [generator.choice([*lent[2:], *again, *free, lent[0]]) for _ in range(9)]
     disposable = [generator.random() < 0.7 for _ in xs]
-    found = passing.read_inputs(xs, kinds(len(xs), disposable), DEVICE)
+    found = argument_passing.read_inputs(xs, kinds(len(xs), disposable), DEVICE)
     assert found.arrays == xs
     assert found.places == [arrays.address_of(x) for x in xs]
-    got = passing.residency_of(found, kinds(len(xs), disposable), (), memory)
+    got = argument_passing.residency_of(found, kinds(len(xs), disposable), (), memory)
     assert got == expected_residency(xs, found.places, disposable, memory)
 
 
@@ -76,13 +76,13 @@ def test_memory_that_others_see_is_not_disposed_of(
     memory = PoolMemory(1 << 16, DEVICE)
     xs = [memory.lend(0, SPEC), memory.lend(256, SPEC)]
     if hidden:
-        reader = arguments.argument_reader.__wrapped__
+        reader = argument_reader.argument_reader.__wrapped__
         monkeypatch.setattr(holders, "count_of_holders", lambda device: None)
-        monkeypatch.setattr(arguments, "argument_reader", reader)
+        monkeypatch.setattr(argument_reader, "argument_reader", reader)
     view = refer(xs[0])
     for expected in (False, True):
-        found = passing.read_inputs(xs, kinds(2, [True, True]), DEVICE)
-        got = passing.residency_of(found, kinds(2, [True, True]), (), memory)
+        found = argument_passing.read_inputs(xs, kinds(2, [True, True]), DEVICE)
+        got = argument_passing.residency_of(found, kinds(2, [True, True]), (), memory)
         assert got.donated == (expected, True)
         view = None
     assert view is None
@@ -92,8 +92,8 @@ def test_what_a_function_closes_over_is_not_disposed_of() -> None:
     memory = PoolMemory(1 << 16, DEVICE)
     inside, outside, other = memory.lend(0, SPEC), jnp.ones(16), memory.lend(256, SPEC)
     xs = [inside, outside, other]
-    found = passing.read_inputs(xs, kinds(3, [True] * 3), DEVICE)
-    got = passing.residency_of(found, kinds(3, [True] * 3), [inside, outside], memory)
+    found = argument_passing.read_inputs(xs, kinds(3, [True] * 3), DEVICE)
+    got = argument_passing.residency_of(found, kinds(3, [True] * 3), [inside, outside], memory)
     assert got.donated == (False, False, True)
     assert got.where == (FOREIGN, OUTSIDE, FOREIGN)
 
@@ -103,7 +103,7 @@ def test_everyday_arrays_are_told_from_others() -> None:
     deleted.delete()
     leaves: list[Any] = [jnp.ones(4), np.ones(4, np.float32), 1.0, jax.random.key(0), jnp.ones(3)]
     avals = [jnp.ones(4).aval] * 5
-    reader = arguments.argument_reader(DEVICE)
+    reader = argument_reader.argument_reader(DEVICE)
     assert reader.unlike(leaves, avals) == [1, 2, 3, 4]
     assert reader.unlike([deleted], avals[:1]) == [0]
     put = jax.device_put(jnp.ones(4), DEVICE)
@@ -200,7 +200,7 @@ def test_calls_of_other_kinds_in_between() -> None:
     ],
 )
 def test_values_of_the_host(value: Any) -> None:
-    found, wanted = arguments.from_host(value, DEVICE), jax.device_put(value, DEVICE)
+    found, wanted = argument_reader.from_host(value, DEVICE), jax.device_put(value, DEVICE)
     assert found.aval == wanted.aval
     assert_same_bits(found, wanted)
 

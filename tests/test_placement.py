@@ -17,10 +17,17 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax import _core
-from coop_jax._src import kernels, placement, placement_check
 from coop_jax._src.compat import arrays, devices, ffi
-from coop_jax._src.memory import PoolMemory
-from coop_jax._src.placement import Placement
+from coop_jax._src.execution import (
+    donation_probe,
+    donation_probe_main,
+    executable_cache,
+    executables,
+    slot_copy,
+)
+from coop_jax._src.execution.donation_probe import Placement
+from coop_jax._src.execution.pool_memory import PoolMemory
+from coop_jax._src.ir import kernels
 
 
 @pytest.fixture
@@ -29,7 +36,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     device = jax.devices()[0]
     prepared = kernels.cache_for(device).prepared
     prepared.clear()  # it holds compiled operations
-    monkeypatch.setitem(placement._found, placement.key_of(device), Placement.COPIED)
+    monkeypatch.setitem(donation_probe._found, donation_probe.key_of(device), Placement.COPIED)
     yield
     prepared.clear()
 
@@ -42,13 +49,13 @@ def python(program: str) -> list[str]:
 
 
 def test_the_cpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "ask", None)
-    monkeypatch.setattr(placement, "_found", {})
-    assert placement.probe(jax.devices()[0]) is Placement.DONATED
+    monkeypatch.setattr(donation_probe, "ask", None)
+    monkeypatch.setattr(donation_probe, "_found", {})
+    assert donation_probe.probe(jax.devices()[0]) is Placement.DONATED
 
 
 def test_the_check_passes_where_xla_places_outputs() -> None:
-    assert placement_check.check(jax.devices()[0]) == ""
+    assert donation_probe_main.check(jax.devices()[0]) == ""
 
 
 def test_the_check_sees_that_xla_allocated_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,13 +63,13 @@ def test_the_check_sees_that_xla_allocated_elsewhere(monkeypatch: pytest.MonkeyP
         return arrays._jax.dlpack_managed_tensor_to_buffer, (device, None, None)  # read-only on CPU
 
     monkeypatch.setattr(arrays, "importer", importer)
-    reason = placement_check.check(jax.devices()[0])
+    reason = donation_probe_main.check(jax.devices()[0])
     assert reason == "the output of an elementwise operation was not written into its slot"
 
 
 def test_the_command_answers_in_a_process_of_its_own() -> None:
-    command = placement.check_command(jax.devices()[0])
-    assert placement.ask(command, 120) == (Placement.DONATED, "")
+    command = donation_probe.check_command(jax.devices()[0])
+    assert donation_probe.ask(command, 120) == (Placement.DONATED, "")
 
 
 @pytest.mark.parametrize(
@@ -80,20 +87,20 @@ def test_the_command_answers_in_a_process_of_its_own() -> None:
 )
 def test_whatever_goes_wrong_means_copied(program: str, reason: str) -> None:
     seconds = 0.5 if "sleep" in program else 60
-    found, why = placement.ask(python(program), seconds)
+    found, why = donation_probe.ask(python(program), seconds)
     assert found is Placement.COPIED
     assert reason in why
 
 
 def test_a_check_that_cannot_be_started_means_copied() -> None:
-    found, why = placement.ask(["/nonexistent/python"], 60)
+    found, why = donation_probe.ask(["/nonexistent/python"], 60)
     assert found is Placement.COPIED
     assert "could not be started" in why
 
 
 def test_the_answer_may_have_company() -> None:
     noise = "print('XLA says hello'); print('coop_jax placement: donated'); print('bye')"
-    assert placement.ask(python(noise), 60) == (Placement.DONATED, "")
+    assert donation_probe.ask(python(noise), 60) == (Placement.DONATED, "")
 
 
 def test_the_other_process_preallocates_nothing_and_imports_what_this_one_can(
@@ -105,7 +112,7 @@ import os, sys
 ok = os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false" and "/somewhere" in sys.path
 print("coop_jax placement:", "donated" if ok else "environment")
 """
-    assert placement.ask(python(program), 60) == (Placement.DONATED, "")
+    assert donation_probe.ask(python(program), 60) == (Placement.DONATED, "")
     assert os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") != "false"
 
 
@@ -135,12 +142,12 @@ def test_other_devices_are_asked_once(
         asked.append(command)
         return Placement.COPIED, "the check ended with status -6"
 
-    monkeypatch.setattr(placement, "ask", ask)
-    monkeypatch.setattr(placement, "_found", {})
+    monkeypatch.setattr(donation_probe, "ask", ask)
+    monkeypatch.setattr(donation_probe, "_found", {})
     device: Any = FakeDevice("gpu", "cuda 12090")
     with caplog.at_level("WARNING"):
         for _ in range(3):
-            assert placement.probe(device) is Placement.COPIED
+            assert donation_probe.probe(device) is Placement.COPIED
     assert [command[-3:] for command in asked] == [["gpu", "1", "NVIDIA Test"]]
     assert "status -6" in caplog.text
 
@@ -149,12 +156,12 @@ def test_an_interrupted_probe_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) 
     def ask(command: list[str], timeout_seconds: float) -> tuple[Placement, str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(placement, "ask", ask)
-    monkeypatch.setattr(placement, "_found", {})
+    monkeypatch.setattr(donation_probe, "ask", ask)
+    monkeypatch.setattr(donation_probe, "_found", {})
     device: Any = FakeDevice("gpu", "cuda 12090")
     with pytest.raises(KeyboardInterrupt):
-        placement.probe(device)
-    assert placement._found == {}
+        donation_probe.probe(device)
+    assert donation_probe._found == {}
 
 
 # --- Devices ---
@@ -182,7 +189,7 @@ def test_a_pool_over_an_array_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     memory.pool = pool
     spec = memory.spec(jax.ShapeDtypeStruct((16, 16), np.float32))
     x = jnp.arange(256, dtype=jnp.float32).reshape(16, 16)
-    lying = kernels.copy_into(memory.slot(4096, spec), x)
+    lying = slot_copy.copy_into(memory.slot(4096, spec), x)
     assert arrays.address_of(lying) == pool.base + 4096
     pool.discard(0, 1024)  # does nothing, but is allowed
     assert_same_bits(memory.view(4096, spec), x)
@@ -234,7 +241,7 @@ def test_store_writes_the_slot_and_nothing_else(dtype: Any, shape: tuple[int, ..
     memory = PoolMemory(1 << 25, jax.devices()[0])
     source = jax.random.randint(jax.random.key(3), shape, 0, 2).astype(dtype)
     spec = memory.spec(source)
-    kept = [kernels.copy_into(memory.slot(o, spec), source) for o in (0, 1 << 24)]
+    kept = [slot_copy.copy_into(memory.slot(o, spec), source) for o in (0, 1 << 24)]
     slot = memory.slot(1 << 23, spec)
     stored = ffi.store(slot, source)
     assert stored is slot
@@ -265,13 +272,13 @@ def test_outputs_that_xla_allocates_count_as_workspace(copied: None) -> None:
     cache = kernels.KernelCache(device)
     aval = jax.ShapeDtypeStruct((64, 64), np.float32)
     kernel = cache.from_function(lambda a: a * 2, [aval])
-    slot = kernel.executable((kernels.SLOT,), device, cache)
-    over = kernel.executable((0,), device, cache)
-    outside = kernel.executable((kernels.OUTSIDE,), device, cache)
+    slot = executable_cache.executable(kernel, (executables.SLOT,), device, cache)
+    over = executable_cache.executable(kernel, (0,), device, cache)
+    outside = executable_cache.executable(kernel, (executables.OUTSIDE,), device, cache)
     assert not slot.donates
     nbytes = 64 * 64 * 4
     assert slot.workspace_bytes == over.workspace_bytes == outside.workspace_bytes + nbytes
-    donating = kernels.Executable(kernel, (kernels.SLOT,), device)
+    donating = executables.Executable(kernel, (executables.SLOT,), device)
     assert donating.workspace_bytes == outside.workspace_bytes
     assert donating.donates
 
@@ -280,12 +287,12 @@ def test_both_kinds_of_executable_are_kept_apart(monkeypatch: pytest.MonkeyPatch
     device = jax.devices()[0]
     cache = kernels.KernelCache(device)
     kernel = cache.from_function(lambda a: a * 2, [jax.ShapeDtypeStruct((8,), np.float32)])
-    donating = kernel.executable((kernels.SLOT,), device, cache)
-    monkeypatch.setitem(placement._found, placement.key_of(device), Placement.COPIED)
-    copying = kernel.executable((kernels.SLOT,), device, cache)
+    donating = executable_cache.executable(kernel, (executables.SLOT,), device, cache)
+    monkeypatch.setitem(donation_probe._found, donation_probe.key_of(device), Placement.COPIED)
+    copying = executable_cache.executable(kernel, (executables.SLOT,), device, cache)
     assert (donating.donates, copying.donates) == (True, False)
     monkeypatch.undo()
-    assert kernel.executable((kernels.SLOT,), device, cache) is donating
+    assert executable_cache.executable(kernel, (executables.SLOT,), device, cache) is donating
 
 
 # --- Training ---
@@ -323,7 +330,7 @@ def test_training_by_copies_gives_the_same_bits(
 
     prepared = kernels.cache_for(device).prepared
     prepared.clear()
-    monkeypatch.setitem(placement._found, placement.key_of(device), Placement.COPIED)
+    monkeypatch.setitem(donation_probe._found, donation_probe.key_of(device), Placement.COPIED)
     copies = []
     store = ffi.store
     monkeypatch.setattr(ffi, "store", lambda *pair: (copies.append(1), store(*pair))[1])

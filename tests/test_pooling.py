@@ -12,7 +12,7 @@ from conftest import assert_same_bits
 from jax import lax
 
 import coop_jax
-from coop_jax._src import pooling
+from coop_jax._src.ir import max_pool_gradient
 
 WINDOWS = {
     "tiles": ((1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
@@ -57,9 +57,9 @@ def test_the_bits_are_those_of_jax(dtype: Any, kind: str, name: str, least: bool
         if e.primitive.name == "select_and_scatter_add"
     )
     operand, source = selected(dtype, kind, eqn.invars[0].aval.shape)
-    assert pooling.is_known(eqn.primitive, eqn.params, [source, operand])
+    assert max_pool_gradient.is_known(eqn.primitive, eqn.params, [source, operand])
     expected = jax.jit(lambda s, x: eqn.primitive.bind(s, x, **eqn.params))(source, operand)
-    found = jax.jit(lambda s, x: pooling.select_and_scatter_add(s, x, **eqn.params))
+    found = jax.jit(lambda s, x: max_pool_gradient.select_and_scatter_add(s, x, **eqn.params))
     result = found(source, operand)
     if name == "everywhere":  # which of several NaNs a sum is depends on the machine code
         result, expected = (jnp.where(jnp.isnan(x), jnp.nan, x) for x in (result, expected))

@@ -13,8 +13,9 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import bundling, program
-from coop_jax._src.instructions import Run, View
+from coop_jax._src.execution.instructions import Run, View
+from coop_jax._src.ir import program
+from coop_jax._src.lowering.passes import launch_clustering
 
 WIDTH, ROWS = 32, 8
 
@@ -133,8 +134,8 @@ def test_what_was_computed_just_before_is_one_value() -> None:
 def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways to bundle random programs of a few operations, most of which fit together."""
     random_ = random.Random(seed)
-    monkeypatch.setattr(bundling, "_OPERANDS", 5)
-    monkeypatch.setattr(bundling, "_OF_THE_PEAK", 1.0)
+    monkeypatch.setattr(launch_clustering, "_OPERANDS", 5)
+    monkeypatch.setattr(launch_clustering, "_OF_THE_PEAK", 1.0)
 
     def fn(xs: list[jax.Array]) -> Any:
         values = list(xs)
@@ -153,11 +154,11 @@ def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(program, "bundle", bundle)
     coop_jax.trace_program(fn, [jnp.ones((16, 16))] * 3, fusion=True)
     ((operations, flattener, outputs),) = seen
-    bundler = bundling._Bundler(operations, flattener, outputs)
+    bundler = launch_clustering._Bundler(operations, flattener, outputs)
     count = len(operations)
 
     def cost(begin: int, end: int) -> float | None:
-        found = bundling._Bundle(bundler, begin)
+        found = launch_clustering._Bundle(bundler, begin)
         while found.end < end:
             if not bundler.small[begin] or not found.extend():
                 return None
@@ -166,7 +167,7 @@ def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.Mo
         later = {storages[v] for op in operations[end:] for v in op.operands}
         later |= {storages[v] for v in outputs}
         read = {storages[v] for op in members for v in op.operands} - made
-        launch, operand = bundling._LAUNCH, bundling._OPERAND
+        launch, operand = launch_clustering._LAUNCH, launch_clustering._OPERAND
         assert found.cost() == launch + len(made & later) + operand * len(read)
         return found.cost()
 
@@ -186,5 +187,5 @@ def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.Mo
         chosen, end = chosen + found, beginnings[end]
     # What is passed over may have read a little less.
     least = min(w for w in ways if w is not None)
-    assert least - 1e-9 <= chosen <= least + 4 * bundling._OPERAND
+    assert least - 1e-9 <= chosen <= least + 4 * launch_clustering._OPERAND
     assert len(ways) == 2 ** (count - 1)

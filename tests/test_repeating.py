@@ -16,10 +16,10 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax import _core
-from coop_jax._src import passing, run, signatures, tiers
-from coop_jax._src.compat import arguments, arrays
-from coop_jax._src.memory import PoolMemory
+from coop_jax._src.compat import argument_reader, arrays
+from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.planning.pool_state import FOREIGN, Residency
+from coop_jax._src.run import api, argument_passing, specialization, tiering
 
 DEVICE = jax.devices()[0]
 SPEC = _core.SlotSpec((16,), *arrays.dlpack_type(jnp.float32))  # type: ignore[misc]
@@ -53,8 +53,8 @@ def random_call(
 @pytest.mark.parametrize("disposable", [b"\0\0", b"\0\1", b"\1\1"])
 def test_states_are_recognised_only_if_they_are_there(disposable: bytes, committed: bool) -> None:
     generator = random.Random(str((disposable, committed)))
-    memory, reader = PoolMemory(1 << 16, DEVICE), arguments.argument_reader(DEVICE)
-    kinds = passing.InputKinds(b"\1\1", disposable, (), ())
+    memory, reader = PoolMemory(1 << 16, DEVICE), argument_reader.argument_reader(DEVICE)
+    kinds = argument_passing.InputKinds(b"\1\1", disposable, (), ())
     recognizer = _core.CallRecognizer(reader, memory.pool, [AVAL, AVAL], disposable, committed)
     known: list[Residency] = []
     refused: list[Residency] = []
@@ -65,8 +65,8 @@ def test_states_are_recognised_only_if_they_are_there(disposable: bytes, committ
         recognised += got >= 0
         ordinary = all(x.aval == AVAL and not x.is_deleted() for x in xs)
         if ordinary:
-            found = passing.read_inputs(xs, kinds, DEVICE)
-            residency = passing.residency_of(found, kinds, (), memory)
+            found = argument_passing.read_inputs(xs, kinds, DEVICE)
+            residency = argument_passing.residency_of(found, kinds, (), memory)
             ordinary = found.committed == committed
         if not ordinary:
             assert got == -1
@@ -89,7 +89,7 @@ def test_states_are_recognised_only_if_they_are_there(disposable: bytes, committ
 def test_what_was_returned_is_recognised_as_if_it_were_new(results: int, committed: bool) -> None:
     """By one that was told of results and one that was not; the first `results` are donated."""
     generator = random.Random(str((results, committed)))
-    memory, reader = PoolMemory(1 << 16, DEVICE), arguments.argument_reader(DEVICE)
+    memory, reader = PoolMemory(1 << 16, DEVICE), argument_reader.argument_reader(DEVICE)
     donated = (True, results == 2)
 
     def recognizer() -> _core.CallRecognizer:
@@ -131,7 +131,7 @@ def test_what_was_returned_is_recognised_as_if_it_were_new(results: int, committ
 
 
 def test_what_numpy_sees_is_not_recognised() -> None:
-    memory, reader = PoolMemory(1 << 16, DEVICE), arguments.argument_reader(DEVICE)
+    memory, reader = PoolMemory(1 << 16, DEVICE), argument_reader.argument_reader(DEVICE)
     recognizer = _core.CallRecognizer(reader, memory.pool, [AVAL], b"\1", False)
     assert recognizer.add((1,), (0,), (True,), ())
     x = lent(memory, 0, False)
@@ -146,7 +146,7 @@ def test_what_numpy_sees_is_not_recognised() -> None:
 
 
 def test_states_that_need_more_are_not_added() -> None:
-    memory, reader = PoolMemory(1 << 16, DEVICE), arguments.argument_reader(DEVICE)
+    memory, reader = PoolMemory(1 << 16, DEVICE), argument_reader.argument_reader(DEVICE)
     recognizer = _core.CallRecognizer(reader, memory.pool, [AVAL], b"\1", False)
     assert not recognizer.add((2,), (-1,), (True,), ())  # to be moved into the pool
     assert not recognizer.add((1,), (0,), (False,), ())  # given away, but shared
@@ -181,13 +181,13 @@ class LongWay:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv("COOP_JAX_VERIFY", raising=False)
         self.calls = 0
-        read = run.read_inputs
+        read = api.read_inputs
 
-        def counting(*args: Any) -> passing.Inputs:
+        def counting(*args: Any) -> argument_passing.Inputs:
             self.calls += 1
             return read(*args)
 
-        monkeypatch.setattr(run, "read_inputs", counting)
+        monkeypatch.setattr(api, "read_inputs", counting)
 
     def of(self, call: Callable[[], Any]) -> tuple[Any, int]:
         """What a call returns, and how often the long way was gone."""
@@ -199,8 +199,8 @@ class LongWay:
 def in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments from the sixth call on, for good: how long calls took is nothing to count on."""
     monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
-    monkeypatch.setattr(tiers, "_scale", lambda *_: 1.0)
-    monkeypatch.setattr(signatures, "_JUDGED_AFTER", math.inf)
+    monkeypatch.setattr(tiering, "_scale", lambda *_: 1.0)
+    monkeypatch.setattr(specialization, "_JUDGED_AFTER", math.inf)
 
 
 def trained(fn: Any, steps: int, x: Any) -> tuple[State, jax.Array]:

@@ -18,11 +18,11 @@ from faults import data, first_params, make, step_fn
 
 import coop_jax
 from coop_jax import _core
-from coop_jax._src import executor
 from coop_jax._src.compat import arrays, devices
-from coop_jax._src.compat.arguments import argument_reader
-from coop_jax._src.instructions import Run
-from coop_jax._src.memory import PoolMemory
+from coop_jax._src.compat.argument_reader import argument_reader
+from coop_jax._src.execution import executor
+from coop_jax._src.execution.instructions import Run
+from coop_jax._src.execution.pool_memory import PoolMemory
 
 # For `add_launch`: nothing is overwritten or goes, nothing is recomputed or consumed.
 NOTHING_ELSE: tuple[Any, ...] = ([], [], False, False, [], [])

@@ -14,7 +14,7 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import kernels
+from coop_jax._src.ir import kernels
 from coop_jax._src.util.recent import Recent
 
 FRONT_ENDS: list[Callable[..., Any]] = [coop_jax.run, coop_jax.remat_eager]

@@ -15,7 +15,7 @@ from benchmarks import scanned_layers
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import stacks
+from coop_jax._src.ir import stacks
 
 SIZES = scanned_layers.Sizes(layers=24)
 TOLERANCE = 1.10

@@ -12,10 +12,11 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import kernels
-from coop_jax._src.compat import buffers, ffi
-from coop_jax._src.memory import PoolMemory
-from coop_jax._src.program import Operation
+from coop_jax._src.compat import buffer_assignment, ffi
+from coop_jax._src.execution import executable_cache, executables
+from coop_jax._src.execution.pool_memory import PoolMemory
+from coop_jax._src.ir import kernels
+from coop_jax._src.ir.program import Operation
 from coop_jax._src.segments import partition
 from coop_jax._src.segments import segment as segments
 from coop_jax._src.segments.compose import Composer
@@ -106,12 +107,16 @@ def executable_of(fn: Any, *avals: Any, in_pool: bool) -> tuple[Any, Any]:
     cache = kernels.cache_for(jax.devices()[0])
     program = coop_jax.trace_program(fn, *avals, fusion=True).program
     for op in program.operations:
-        op.kernel.executable((kernels.SLOT,) * len(op.results), cache.device, cache)
+        executable_cache.executable(
+            op.kernel, (executables.SLOT,) * len(op.results), cache.device, cache
+        )
     while True:
         whole = partition.segmented(program, cache, float("inf"), in_pool=in_pool)
         (op,) = whole.operations
-        known = bool(op.kernel.executables())
-        found = op.kernel.executable((kernels.SLOT,) * len(op.results), cache.device, cache)
+        known = bool(executable_cache.executables(op.kernel))
+        found = executable_cache.executable(
+            op.kernel, (executables.SLOT,) * len(op.results), cache.device, cache
+        )
         if known:
             return op.kernel, found
 
@@ -166,20 +171,20 @@ def test_what_xla_keeps_is_told_by_its_buffers() -> None:
     compiled = jax.jit(f).lower(jax.ShapeDtypeStruct((64, 64), jnp.float32)).compile()
     total = compiled.memory_analysis().temp_size_in_bytes
     assert total > 0
-    assert max(buffers.at_once(compiled)) == 64 * 64 * 4
-    assert sum(buffers.at_once(compiled)) <= total
+    assert max(buffer_assignment.at_once(compiled)) == 64 * 64 * 4
+    assert sum(buffer_assignment.at_once(compiled)) <= total
 
     class Reticent:
         def memory_analysis(self) -> Any:
             return None
 
-    assert buffers.at_once(Reticent()) == []
+    assert buffer_assignment.at_once(Reticent()) == []
 
     class Terse:
         def memory_analysis(self) -> Any:
             return type("Stats", (), {"temp_size_in_bytes": 128})
 
-    assert buffers.at_once(Terse()) == [128]
+    assert buffer_assignment.at_once(Terse()) == [128]
 
 
 @needs_segments
@@ -187,7 +192,9 @@ def test_a_segment_that_needs_more_than_there_is_becomes_several() -> None:
     cache = kernels.cache_for(jax.devices()[0])
     program = coop_jax.trace_program(chained, X, W, fusion=True).program
     for op in program.operations:
-        op.kernel.executable((kernels.SLOT,) * len(op.results), cache.device, cache)
+        executable_cache.executable(
+            op.kernel, (executables.SLOT,) * len(op.results), cache.device, cache
+        )
 
     def made(room: int) -> list[Any]:
         found = partition.segmented(

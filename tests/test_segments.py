@@ -13,10 +13,12 @@ from conftest import assert_same_bits
 from jax import lax
 
 import coop_jax
-from coop_jax._src import kernels, planned, tiers
 from coop_jax._src.compat import calls, hlo
+from coop_jax._src.execution import executable_cache, executables
+from coop_jax._src.ir import kernels
+from coop_jax._src.run import planned_call, tiering
+from coop_jax._src.run.specialization import Signature, Tier
 from coop_jax._src.segments import isolation_check, partition
-from coop_jax._src.signatures import Signature, Tier
 from coop_jax._src.util.errors import BudgetExceededError
 
 pytestmark = [
@@ -174,16 +176,16 @@ def test_segments_come_once_launching_took_as_long_as_compiling(
 ) -> None:
     monkeypatch.delenv("COOP_JAX_SEGMENTS", raising=False)
     tier, launches = Tier(), 1000
-    calls = tiers._FIRST_CALLS
-    tier.ran(calls * launches * tiers._LAUNCH_SECONDS)
+    calls = tiering._FIRST_CALLS
+    tier.ran(calls * launches * tiering._LAUNCH_SECONDS)
     for number in range(2, calls + 1):
-        assert not tiers._is_time(tier, launches)
+        assert not tiering._is_time(tier, launches)
         tier.ran(9.0)
-        assert tiers._is_time(tier, launches) is (number == calls)
-    assert not tiers._is_time(tier, launches // 2)
+        assert tiering._is_time(tier, launches) is (number == calls)
+    assert not tiering._is_time(tier, launches // 2)
     for _ in range(calls):
         tier.ran(9.0)
-    assert tiers._is_time(tier, launches // 2)
+    assert tiering._is_time(tier, launches // 2)
 
 
 def test_what_cannot_be_compiled_together_goes_on_alone(
@@ -194,7 +196,7 @@ def test_what_cannot_be_compiled_together_goes_on_alone(
 
     step = coop_jax.run(lambda x: jnp.tanh(x @ x) @ x, fusion=True)
     expected = step(jnp.eye(64) / 3)
-    monkeypatch.setattr(tiers, "compile_all", fails)
+    monkeypatch.setattr(tiering, "compile_all", fails)
     for _ in range(2):
         assert_same_bits(step(jnp.eye(64) / 3), expected)
     assert signature_of(step).tier.segmented is None
@@ -254,14 +256,14 @@ def test_a_form_that_does_not_fit_any_more_is_given_up(
         expected = step(x)
     form = signature_of(step).tier.segmented
     assert form is not None
-    original = planned.plan_of
+    original = planned_call.plan_of
 
     def refused(runtime: Any, signature: Any, *args: Any, **kwargs: Any) -> Any:
         if signature is form:
             raise BudgetExceededError.__new__(BudgetExceededError)
         return original(runtime, signature, *args, **kwargs)
 
-    monkeypatch.setattr(planned, "plan_of", refused)
+    monkeypatch.setattr(planned_call, "plan_of", refused)
     assert_same_bits(step(x), expected)
     assert signature_of(step).tier.segmented is None
 
@@ -299,11 +301,13 @@ def segment_of(fn: Any, *avals: Any) -> tuple[Any, Any]:
     cache = kernels.cache_for(jax.devices()[0])
     program = coop_jax.trace_program(fn, *avals, fusion=True).program
     for op in program.operations:
-        op.kernel.executable((kernels.OUTSIDE,) * len(op.results), cache.device, cache)
+        executable_cache.executable(
+            op.kernel, (executables.OUTSIDE,) * len(op.results), cache.device, cache
+        )
     whole = partition.segmented(program, cache, float("inf"))
     (op,) = whole.operations
-    return op.kernel, op.kernel.executable(
-        (kernels.OUTSIDE,) * len(op.results), cache.device, cache
+    return op.kernel, executable_cache.executable(
+        op.kernel, (executables.OUTSIDE,) * len(op.results), cache.device, cache
     )
 
 

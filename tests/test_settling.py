@@ -13,7 +13,7 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import settling
+from coop_jax._src.planning import settling
 
 WIDTH, ROWS, LAYERS = 80, 256, 3
 

@@ -15,8 +15,8 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import costs as cost_models
-from coop_jax._src import planned
+from coop_jax._src.ir import cost_model as cost_models
+from coop_jax._src.run import planned_call
 
 POLICIES = [
     "coop",
@@ -42,13 +42,13 @@ W, X = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 64), (256, 64)])
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The plans that are carried out, in order."""
     taken: list[Any] = []
-    compile_plan = planned.compile_plan
+    compile_plan = planned_call.compile_plan
 
     def recorded(plan: Any, *args: Any, **kwargs: Any) -> Any:
         taken.append(plan)
         return compile_plan(plan, *args, **kwargs)
 
-    monkeypatch.setattr(planned, "compile_plan", recorded)
+    monkeypatch.setattr(planned_call, "compile_plan", recorded)
     return taken
 
 

@@ -13,7 +13,7 @@ from conftest import assert_same_bits
 from test_pool_arrays import data, first_params, sgd_step
 
 import coop_jax
-from coop_jax._src import tidying
+from coop_jax._src.eager import compaction
 
 ALIGNMENT = 64
 KIB = 1024
@@ -35,7 +35,7 @@ def tidied(runtime: coop_jax.Runtime, arrays: list[jax.Array], peak_bytes: int =
     """The blocks in which they lie after."""
     before = [np.array(x) for x in arrays]
     avals = [x.aval for x in arrays]
-    tidying.side_by_side(runtime.memory(), arrays, avals, ALIGNMENT, peak_bytes)
+    compaction.side_by_side(runtime.memory(), arrays, avals, ALIGNMENT, peak_bytes)
     assert_same_bits([np.array(x) for x in arrays], before)
     runtime.memory().pool.drain_freed()
     runtime.memory().pool.validate()

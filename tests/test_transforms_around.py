@@ -14,7 +14,7 @@ from conftest import assert_same_bits, smallest_feasible
 from semantics import describe
 
 import coop_jax
-from coop_jax._src import residuals
+from coop_jax._src.transforms import residuals
 
 FRONT_ENDS = ["run", "remat_eager"]
 Fn = Callable[..., Any]

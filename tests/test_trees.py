@@ -17,9 +17,9 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax import _core
-from coop_jax._src.calling import Static
-from coop_jax._src.repeating import KnownCalls
-from coop_jax._src.trees import CallTrees, structure_of
+from coop_jax._src.run.call_trees import CallTrees, structure_of
+from coop_jax._src.run.fast_path import KnownCalls
+from coop_jax._src.util.calling_convention import Static
 
 
 class Pair(NamedTuple):

@@ -13,9 +13,10 @@ from conftest import assert_same_bits
 from test_segments import launches, signature_of, trained
 
 import coop_jax
-from coop_jax._src import costs, forms, tiers
+from coop_jax._src.ir import cost_model
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
+from coop_jax._src.run import segment_candidates, tiering
 from coop_jax._src.segments.rematerialized import room_before, unrolled
 from coop_jax._src.simulate.simulator import Simulator
 from coop_jax._src.util.incremental_work import GradualWork
@@ -90,7 +91,7 @@ def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_pro
     shape = jax.ShapeDtypeStruct((128, 128), jnp.float32)
     program = coop_jax.trace_program(fn, shape, shape, fusion=False).program
     policy = policies.resolve_policy("lookahead")
-    settings = planning.PlanSettings(policy, 64, costs.CPU)
+    settings = planning.PlanSettings(policy, 64, cost_model.CPU)
     residency = planning.first_residency(program)
     engine_program = planning.core_program(program, residency.donated)
     needed = [0] * len(program.operations)
@@ -99,7 +100,7 @@ def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_pro
     together = planning.plan_without_launches(
         program, residency, settings, needed, capacity_bytes=budget, kept_bytes=0
     )
-    each = planning.work_seconds(program, costs.CPU)
+    each = planning.work_seconds(program, cost_model.CPU)
     alone, _ = planner.plan(settings, needed)
 
     def runs(plan: Any) -> list[int]:
@@ -118,7 +119,7 @@ def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_pro
     signature = SimpleNamespace(program=program, workspaces=needed)
     for known in (alone, together):
         work: GradualWork[Any] = GradualWork(
-            forms._plan_of_segments(
+            segment_candidates._plan_of_segments(
                 cast(Any, runtime),
                 cast(Any, signature),
                 residency,
@@ -138,14 +139,14 @@ def test_training_in_segments_of_a_plan_gives_the_same_bits(
 ) -> None:
     program = getattr(models, name)()
     expected, _ = trained(program, 8)
-    forms_of = tiers.forms_of
+    forms_of = tiering.forms_of
 
     def of_the_plan(*args: Any) -> Any:
         found = yield from forms_of(*args)
         return [form for form in found if form.unrolled]
 
-    monkeypatch.setattr(tiers, "forms_of", of_the_plan)
-    monkeypatch.setattr(tiers, "_WORTH_IT", 1e9)  # whatever it costs
+    monkeypatch.setattr(tiering, "forms_of", of_the_plan)
+    monkeypatch.setattr(tiering, "_WORTH_IT", 1e9)  # whatever it costs
     monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
     got, step = trained(program, 8, budget=budget)
     form = signature_of(step).tier.segmented

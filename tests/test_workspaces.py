@@ -15,7 +15,7 @@ from jax import lax
 from processes import output_of
 
 import coop_jax
-from coop_jax._src.instructions import CompiledPlan, Run
+from coop_jax._src.execution.instructions import CompiledPlan, Run
 from coop_jax._src.planning.workspace import Provision, malloc_seconds, provisions, refill_seconds
 
 MEBI = 1 << 20
@@ -73,7 +73,7 @@ def test_what_malloc_does_not_keep_is_filled_anew() -> None:
 def pooled(w: jax.Array, x: jax.Array) -> jax.Array:
     """Its gradient needs much workspace at the end, when little else is there any more."""
     image = jnp.tanh(x @ w).reshape(16, -1, 32, 16)
-    # So large a window that its gradient is XLA's own (see `pooling`).
+    # So large a window that its gradient is XLA's own (see `ir.max_pool_gradient`).
     h = lax.reduce_window(image, -jnp.inf, lax.max, (1, 6, 6, 1), (1, 2, 2, 1), "SAME")
     for k in range(16):
         h = jnp.tanh(h * (1 + k / 8))

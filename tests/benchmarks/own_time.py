@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from coop_jax._src import session
+from coop_jax._src.eager import session
 from tests.benchmarks import plain_jax
 
 

@@ -19,7 +19,7 @@ import jax
 from absl import app, flags
 from jax import lax
 
-from coop_jax._src import pooling
+from coop_jax._src.ir import max_pool_gradient
 from tests.benchmarks import machine
 
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Timed rounds.", lower_bound=1)
@@ -57,7 +57,7 @@ def _row(shape: Any, window: Any, strides: Any, padding: str) -> str:
     names = ("window_dimensions", "window_strides", "padding")
     params = dict(zip(names, (window, strides, pads), strict=True))
     ours = jax.jit(
-        lambda g, x: pooling.select_and_scatter_add(g, x, select_prim=lax.ge_p, **params)
+        lambda g, x: max_pool_gradient.select_and_scatter_add(g, x, select_prim=lax.ge_p, **params)
     )
     compiled = [f.lower(source, x).compile() for f in (gradient, ours)]
     if (compiled[0](source, x) != compiled[1](source, x)).any():

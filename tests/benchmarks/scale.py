@@ -22,7 +22,7 @@ from absl import app, flags
 
 import coop_jax
 from coop_jax import _core
-from coop_jax._src.costs import CPU
+from coop_jax._src.ir.cost_model import CPU
 from tests.benchmarks import machine
 
 _OPERATIONS = flags.DEFINE_list("operations", ["1000", "10000", "100000"], "How many.")

@@ -28,10 +28,11 @@ import numpy as np
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src import kernels, placement, placement_check
 from coop_jax._src.compat import arrays, ffi
-from coop_jax._src.memory import PoolMemory
-from coop_jax._src.placement import Placement
+from coop_jax._src.execution import donation_probe, donation_probe_main
+from coop_jax._src.execution.donation_probe import Placement
+from coop_jax._src.execution.pool_memory import PoolMemory
+from coop_jax._src.ir import kernels
 
 
 def _gpu() -> jax.Device | None:
@@ -52,23 +53,23 @@ pytestmark = pytest.mark.skipif(
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Placement]:
     """Both ways in which outputs come into the pool; the first only where the probe allows it."""
     assert GPU is not None
-    if request.param is Placement.DONATED and placement.probe(GPU) is Placement.COPIED:
+    if request.param is Placement.DONATED and donation_probe.probe(GPU) is Placement.COPIED:
         pytest.skip("the probe found that XLA must not be given slots on this machine")
     prepared = kernels.cache_for(GPU).prepared
     prepared.clear()  # it holds compiled operations
-    monkeypatch.setitem(placement._found, placement.key_of(GPU), request.param)
+    monkeypatch.setitem(donation_probe._found, donation_probe.key_of(GPU), request.param)
     yield request.param
     prepared.clear()
 
 
 def test_the_probe_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert GPU is not None
-    found, reason = placement.ask(placement.check_command(GPU), 300)
+    found, reason = donation_probe.ask(donation_probe.check_command(GPU), 300)
     with capsys.disabled():
         print(f"\n{GPU.device_kind}, jax {jax.__version__}: {found.value} {reason}")
-    assert placement.probe(GPU) is found
+    assert donation_probe.probe(GPU) is found
     if found is Placement.DONATED:
-        assert placement_check.check(GPU) == ""
+        assert donation_probe_main.check(GPU) == ""
 
 
 def test_slots_lie_where_they_are_told_to() -> None:
@@ -85,7 +86,7 @@ def test_slots_lie_where_they_are_told_to() -> None:
 
 def test_a_copy_through_donation_lands_in_its_slot() -> None:
     assert GPU is not None
-    if placement.probe(GPU) is Placement.COPIED:
+    if donation_probe.probe(GPU) is Placement.COPIED:
         pytest.skip("the probe found that XLA must not be given slots on this machine")
     memory = PoolMemory(1 << 22, GPU)
     x = jax.device_put(np.arange(4096, dtype=np.float32), GPU)

@@ -27,8 +27,8 @@ import jax
 import pytest
 
 import coop_jax  # before anything starts JAX's CPU backend
-from coop_jax._src import preparing
-from coop_jax._src.compat import tracers
+from coop_jax._src.eager import operation_cache
+from coop_jax._src.eager.trace import tracers
 
 BUDGETS = ("64MiB", "1GiB", "6GiB")
 
@@ -73,7 +73,7 @@ class Suite:
         self._current: dict[str, Any] = {}
         self._totals = {"operations": 0, "evictions": 0, "rematerialisations": 0}
         if self._eager:
-            preparing.SMALL_BYTES = 0  # type: ignore[attr-defined]
+            operation_cache.SMALL_BYTES = 0  # type: ignore[attr-defined]
         unittest.TestCase._callTestMethod = self._method()  # type: ignore[attr-defined]
         _ask_contents_for_their_class()
 
