@@ -1,0 +1,158 @@
+"""Rules of the house: each a function of a tree of sources, shown to notice what breaks it."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.architecture import imports
+from tests.architecture.imports import all_imports, arrows_between, circles, modules, package_of
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# What each package may import. One way down: `levels` finds no circle in it.
+ALLOWED = {
+    "compat": "",
+    "util": "compat",
+    "ir": "compat util",
+    "transforms": "compat util",
+    "lowering": "compat util ir",
+    "planning": "compat util ir",
+    "execution": "compat util ir planning",
+    "segments": "compat util ir execution",
+    "simulate": "compat util ir lowering planning execution",
+    "eager": "compat util ir transforms lowering planning execution",
+    "run": "compat util ir transforms lowering planning execution segments simulate eager",
+}
+
+# JAX's private parts change from version to version.
+MAY_TOUCH_JAX = ("compat.", "eager.trace.")
+
+MOST_LINES = {".py": 380, ".h": 400, ".cc": 400}
+
+_OURS = re.compile(r'#include "(.*)"')
+_ANY_INCLUDE = re.compile(r"#include [<\"](.*)[>\"]")
+
+
+def forbidden_imports(sources: pathlib.Path) -> Iterator[str]:
+    """Imports that go up or sideways."""
+    for i in all_imports(sources):
+        a, b = package_of(i.importer), package_of(i.imported)
+        if a != b and b not in ALLOWED[a].split():
+            yield f"{i.importer}:{i.line} imports {i.imported}"
+
+
+def circles_of_files(sources: pathlib.Path) -> Iterator[str]:
+    """Files that need each other."""
+    for circle in circles(arrows_between(all_imports(sources), packages=False)):
+        yield " ".join(circle)
+
+
+def private_parts_of_jax(sources: pathlib.Path) -> Iterator[str]:
+    """Files that touch them and may not."""
+    for name, path in modules(sources).items():
+        if name.startswith(MAY_TOUCH_JAX):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named: list[str] = []
+            if isinstance(node, ast.ImportFrom):
+                named = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            if any(re.match(r"jax(lib)?\._", n) for n in named):
+                yield f"{name}:{node.lineno}"
+
+
+def includes_of_the_engine(root: pathlib.Path) -> Iterator[str]:
+    """What the engine includes beside itself and the standard library."""
+    for path in sorted([*root.glob("cc/core/**/*"), *root.glob("cc/baselines/**/*")]):
+        if path.suffix not in (".h", ".cc"):
+            continue
+        within = ("cc/core/",) if "core" in path.parts else ("cc/core/", "cc/baselines/")
+        for line in path.read_text(encoding="utf-8").splitlines():
+            # The standard library's headers have no ending; the C library's are not used.
+            if (ours := _OURS.match(line)) is not None:
+                allowed = ours[1].startswith(within)
+            else:
+                found = _ANY_INCLUDE.match(line)
+                allowed = found is None or "." not in found[1]
+            if not allowed:
+                yield f"{path.name}: {line}"
+
+
+def long_files(root: pathlib.Path) -> Iterator[str]:
+    """Files that are too long to see as a whole."""
+    for path in sorted([*root.glob("coop_jax/**/*.py"), *root.glob("cc/**/*")]):
+        if path.suffix in MOST_LINES:
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > MOST_LINES[path.suffix]:
+                yield f"{path.relative_to(root)}: {lines} lines"
+
+
+RULES: list[tuple[Callable[[pathlib.Path], Iterator[str]], str, str, str]] = [
+    # A rule, the root that it takes, and a file that breaks it.
+    (
+        forbidden_imports,
+        "coop_jax/_src",
+        "planning/planner.py",
+        "def f():\n    from coop_jax._src.run import api\n",
+    ),
+    (
+        circles_of_files,
+        "coop_jax/_src",
+        "ir/program.py",
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n"
+        "    from coop_jax._src.ir import kernels\n",
+    ),
+    (private_parts_of_jax, "coop_jax/_src", "run/api.py", "from jax._src import core\n"),
+    (includes_of_the_engine, "", "cc/core/engine/a.h", '#include "cc/python/value.h"\n'),
+    (includes_of_the_engine, "", "cc/core/engine/a.cc", "#include <Python.h>\n"),
+    (long_files, "", "coop_jax/a.py", "x = 1\n" * 1000),
+]
+OTHERS = {
+    "run/api.py": "",
+    "ir/kernels.py": "from coop_jax._src.ir.program import Program\n",
+}
+
+
+@pytest.mark.parametrize(("rule", "under"), dict.fromkeys((r[0], r[1]) for r in RULES))
+def test_the_rules_hold(rule: Callable[[pathlib.Path], Iterator[str]], under: str) -> None:
+    assert list(rule(ROOT / under)) == []
+
+
+@pytest.mark.parametrize(("rule", "under", "file", "text"), RULES)
+def test_each_rule_notices_what_breaks_it(
+    rule: Callable[[pathlib.Path], Iterator[str]],
+    under: str,
+    file: str,
+    text: str,
+    tmp_path: pathlib.Path,
+) -> None:
+    for name, contents in {**OTHERS, file: text}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(contents, encoding="utf-8")
+    assert len(list(rule(tmp_path))) == 1
+
+
+def test_packages_are_few_and_on_few_levels() -> None:
+    found = arrows_between(all_imports(), packages=True)
+    assert set(found) == set(ALLOWED)
+    assert len(found) <= 11
+    assert max(imports.levels(found).values()) <= 7
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    for package in imports.SOURCES.rglob("__init__.py"):
+        if package.parent != imports.SOURCES:
+            text = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8")))
+            assert text, package
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}) == [["a", "b", "c"]]
+    assert circles({"a": ["b"], "b": []}) == []
