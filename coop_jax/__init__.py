@@ -1,10 +1,12 @@
 """Train JAX programs under a hard memory budget, without annotations."""
 
-from coop_jax._src.costs import DeviceProfile as DeviceProfile
-from coop_jax._src.eager import remat_eager as remat_eager
+from coop_jax._src.eager.api import remat_eager as remat_eager
+from coop_jax._src.execution.runtime import Runtime as Runtime
+from coop_jax._src.execution.stats import Stats as Stats
+from coop_jax._src.execution.verification import VerificationError as VerificationError
+from coop_jax._src.ir.cost_model import DeviceProfile as DeviceProfile
 from coop_jax._src.planning.policies import Policy as Policy
-from coop_jax._src.run import run as run
-from coop_jax._src.runtime import Runtime as Runtime
+from coop_jax._src.run.api import run as run
 from coop_jax._src.simulate.budget_search import cutoff_budget as cutoff_budget
 from coop_jax._src.simulate.budget_search import min_budget as min_budget
 from coop_jax._src.simulate.budget_search import sweep as sweep
@@ -16,11 +18,9 @@ from coop_jax._src.simulate.simulation import Simulation as Simulation
 from coop_jax._src.simulate.simulator import simulate as simulate
 from coop_jax._src.simulate.traced_program import TracedProgram as TracedProgram
 from coop_jax._src.simulate.traced_program import trace_program as trace_program
-from coop_jax._src.stats import Stats as Stats
 from coop_jax._src.util.budget import parse_bytes as parse_bytes
 from coop_jax._src.util.errors import BudgetExceededError as BudgetExceededError
 from coop_jax._src.util.errors import BudgetReport as BudgetReport
 from coop_jax._src.util.errors import ProgramFileError as ProgramFileError
-from coop_jax._src.verify import VerificationError as VerificationError
 
 __version__ = "0.1.0"

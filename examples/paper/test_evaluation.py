@@ -14,7 +14,7 @@ import pytest
 from tqdm import tqdm
 
 import coop_jax
-from coop_jax._src.costs import PROFILES
+from coop_jax._src.ir.cost_model import PROFILES
 from examples.paper.evaluation import (
     batches,
     checkpoints,

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from coop_jax._src import costs
 from coop_jax._src.compat import jaxprs
+from coop_jax._src.ir import cost_model
 from examples.paper.networks import NETWORKS, TrainStep
 
 # Most are exactly what the public implementations have; see each network's module.
@@ -37,7 +37,7 @@ def matrix_flops(jaxpr: Any) -> float:
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             ins, outs = ([v.aval for v in vs] for vs in (equation.invars, equation.outvars))
-            total += costs.flops(equation.primitive, equation.params, ins, outs)
+            total += cost_model.flops(equation.primitive, equation.params, ins, outs)
         total += sum(matrix_flops(inner) for inner in jaxprs.nested_jaxprs(equation.params))
     return total
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import coop_jax
-from coop_jax._src import planned
+from coop_jax._src.run import planned_call
 from examples.paper import real
 from examples.paper.networks import NETWORKS
 
@@ -44,8 +44,8 @@ def test_a_real_step_takes_the_actions_that_were_simulated(
         plans.append(plan)
         return make(plan, *args, **kwargs)
 
-    make = planned.compile_plan
-    monkeypatch.setattr(planned, "compile_plan", compile_plan)
+    make = planned_call.compile_plan
+    monkeypatch.setattr(planned_call, "compile_plan", compile_plan)
     budgeted = coop_jax.run(
         step.fn,
         budget=budget_bytes,

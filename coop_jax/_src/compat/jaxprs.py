@@ -250,3 +250,8 @@ def trace(
         if isinstance(constant, Tracer) and not under_transformations:
             raise _core.escaped_tracer_error(constant, _CLOSED_OVER)
     return jaxpr, constants
+
+
+def spec_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an abstract value."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -27,8 +27,6 @@ from jax._src.ad_util import Zero
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
 
-from coop_jax._src.compat.tracing import EagerTrace
-
 Tracer = core.Tracer
 
 
@@ -41,6 +39,12 @@ class Place(enum.Enum):
     STAGED = "while JAX traces a program: jit, scan, make_jaxpr and the like"
 
 
+class RunsEagerly:
+    """A base of traces that run each operation at once, on values."""
+
+    __slots__ = ()
+
+
 _DYNAMIC = (ad.JVPTrace, ad.LinearizeTrace, batching.BatchTrace, pe.JaxprTrace)
 
 
@@ -50,7 +54,7 @@ def place() -> Place:
     if trace is core.eval_trace:
         return Place.TOP
     while trace is not core.eval_trace:
-        if isinstance(trace, EagerTrace):
+        if isinstance(trace, RunsEagerly):
             return Place.EAGER
         if not isinstance(trace, _DYNAMIC):
             return Place.STAGED

@@ -25,7 +25,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from coop_jax import _core
-from coop_jax._src.program import Program
+from coop_jax._src.ir.program import Program
 from coop_jax._src.util.progress import progress_bar
 
 # Plans that recompute less than this share of the step are good enough.

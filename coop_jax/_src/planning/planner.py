@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from coop_jax import _core
-from coop_jax._src.costs import DeviceProfile
+from coop_jax._src.ir.cost_model import DeviceProfile
+from coop_jax._src.ir.program import Program, Storage
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.local_search import kinds_of
 from coop_jax._src.planning.pool_state import ADOPT, OUTSIDE, Residency
 from coop_jax._src.planning.portfolio import Candidates
 from coop_jax._src.planning.portfolio import PlanSettings as PlanSettings
 from coop_jax._src.planning.workspace import Provision, provisions, refill_seconds
-from coop_jax._src.program import Program, Storage
 
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
 

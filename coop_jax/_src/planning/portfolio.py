@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from coop_jax import _core
-from coop_jax._src import costs
+from coop_jax._src.ir import cost_model
 from coop_jax._src.planning import checkpoint_plans, policies
 from coop_jax._src.planning.local_search import (
     Hints,
@@ -60,7 +60,7 @@ class PlanSettings:
 
     policy: _core.Policy
     alignment_bytes: int
-    profile: costs.DeviceProfile
+    profile: cost_model.DeviceProfile
     alternatives: bool = True
     give_up: float = 16.0
     allowance: int = 1024

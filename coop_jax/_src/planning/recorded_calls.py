@@ -21,23 +21,18 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coop_jax import _core
-from coop_jax._src.compat import contexts
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.local_search import Hints, Kinds, Start
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.portfolio import Candidates, PlanSettings
-from coop_jax._src.values import operand_key
 
 # Calls that recompute less than this share of what they compute are good enough.
 _GOOD_ENOUGH = 1e-3
 
-# So many kinds of arguments are remembered for a function, so many states of the pool for each, and
-# so many searches are made: what hardly ever repeats is not worth more.
-_KEPT = 16
 _MOST_SEARCHES = 8
 
 # Results are worth keeping: each of them is wanted at the end.
@@ -55,9 +50,13 @@ _MOST_OF_THE_ROOM = 1 / 3
 _TIGHT = 0.5
 
 # Results keep so much of a pool's left end clear, as a share: 1 / this.
-_KEPT_CLEAR = 32
+KEPT_CALLS_CLEAR = 32
 
 Blocks = tuple[tuple[int, int], ...]  # (offset, bytes)
+
+# So many kinds of arguments are remembered for a function, so many states of the pool for each, and
+# so many searches are made: what hardly ever repeats is not worth more.
+KEPT_CALLS = 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,7 +162,7 @@ class Lesson:
         state.plain = state.plain or _Way()  # as it went is how it goes again
         self._is_tight = stats["recompute_seconds"] > _TIGHT * stats["compute_seconds"]
         self._states.move_to_end(self._blocks)
-        if len(self._states) > _KEPT:
+        if len(self._states) > KEPT_CALLS:
             self._states.popitem(last=False)
         state.calls += 1
         seconds: float = stats["recompute_seconds"]
@@ -255,7 +254,7 @@ def _side_by_side(
     total = sum(sizes)
     if total > _MOST_OF_THE_ROOM * (capacity_bytes - sum(nbytes for _, nbytes in taken)):
         return []
-    at = _rounded(capacity_bytes // _KEPT_CLEAR, alignment)
+    at = _rounded(capacity_bytes // KEPT_CALLS_CLEAR, alignment)
     for offset, nbytes in sorted(taken):
         if offset >= at + total:
             break
@@ -267,29 +266,6 @@ def _side_by_side(
 
 def _rounded(nbytes: int, alignment: int) -> int:
     return -(-nbytes // alignment) * alignment
-
-
-class Lessons:
-    """What is known of the calls of one function; the oldest are forgotten."""
-
-    def __init__(self) -> None:
-        self._known: collections.OrderedDict[Hashable, Lesson] = collections.OrderedDict()
-
-    def of(self, leaves: Sequence[Any], tree: Hashable) -> Lesson:
-        """Of calls with arguments of these kinds."""
-        # Numbers that are no arrays may differ from call to call (the number of the step).
-        kinds = [operand_key(x) if hasattr(x, "shape") else type(x) for x in leaves]
-        key = tree, tuple(kinds), contexts.current()
-        lesson = self._known.setdefault(key, Lesson())
-        self._known.move_to_end(key)
-        if len(self._known) > _KEPT:
-            self._known.popitem(last=False)
-        return lesson
-
-    def forget(self, lesson: Lesson) -> None:
-        """It is learned anew."""
-        for key in [key for key, known in self._known.items() if known is lesson]:
-            self._known.pop(key, None)
 
 
 def is_worthwhile(policy: _core.Policy, budget_bytes: int | None) -> bool:

@@ -1,13 +1,13 @@
-"""Several neighbouring operations of a program as one (see `segments`).
+"""Several neighbouring operations of a program as one (see `segment`).
 
 What goes into it and comes out of it, what is written over what, and where in the pool it works:
 in the memory of results until they are made, in that of operands from their last use on, in blocks
-of its own for the rest (see `scratch`).
+of its own for the rest (see `scratch_blocks`).
 
 Invariants: the same operations of the same values in the same order. New values are scratch, behind
 the program's own; nobody reads them.
 Thread rule: a `Composer` belongs to one thread; segments live in the kernel cache. Cost: linear in
-operations and their operands, but for what `scratch` takes.
+operations and their operands, but for what `scratch_blocks` takes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from coop_jax._src import costs
 from coop_jax._src.compat import arrays
-from coop_jax._src.kernels import KernelCache
-from coop_jax._src.program import Operation, Program, Storage, Value
+from coop_jax._src.ir import cost_model
+from coop_jax._src.ir.kernels import KernelCache
+from coop_jax._src.ir.program import Operation, Program, Storage, Value
 from coop_jax._src.segments import scratch_blocks
 from coop_jax._src.segments.segment import (
     Member,
@@ -291,7 +291,7 @@ class Composer:
 
     def _scratch(self, aval: Any) -> int:
         """A new value that nobody reads."""
-        self.storages.append(Storage(costs.nbytes(aval), False, (len(self.values),)))
+        self.storages.append(Storage(cost_model.nbytes(aval), False, (len(self.values),)))
         self.values.append(Value(len(self.storages) - 1, aval))
         return len(self.values) - 1
 

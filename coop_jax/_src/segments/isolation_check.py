@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coop_jax._src.compat import calls
-from coop_jax._src.executables import Executable
-from coop_jax._src.kernels import Kernel
+from coop_jax._src.execution import executable_cache
+from coop_jax._src.execution.executables import Executable
+from coop_jax._src.ir.kernels import Kernel
 from coop_jax._src.segments.segment import Segment
 
 
@@ -36,4 +37,6 @@ def differing(executables: Iterable[Executable]) -> list[Kernel]:
 
 
 def _structures(kernel: Kernel) -> set[str]:
-    return {s for s in (e.structure() for e in kernel.executables()) if s is not None}
+    return {
+        s for s in (e.structure() for e in executable_cache.executables(kernel)) if s is not None
+    }

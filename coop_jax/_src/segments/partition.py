@@ -1,12 +1,12 @@
-"""A program with neighbouring operations as segments (see `segments`).
+"""A program with neighbouring operations as segments (see `segment`).
 
 Operations are taken in order, for as long as what they hand on fits where it is to lie; how they
-become one is told in `composing`.
+become one is told in `compose`.
 
 Invariants: the same operations of the same values in the same order; what has effects or is not
 recomputable stays by itself. New values are scratch, behind the program's own.
 Thread rule: functions of their arguments; segments live in the kernel cache. Cost: linear in
-operations and their operands, but for what `scratch` takes.
+operations and their operands, but for what `scratch_blocks` takes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from coop_jax._src.kernels import KernelCache
-from coop_jax._src.program import Operation, Program, releases_of
+from coop_jax._src.ir.kernels import KernelCache
+from coop_jax._src.ir.program import Operation, Program, releases_of
 from coop_jax._src.segments.compose import Composer
 from coop_jax._src.segments.segment import library_bytes, may_be_member, workspace_bytes
 

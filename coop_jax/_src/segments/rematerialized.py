@@ -17,7 +17,7 @@ import dataclasses
 from typing import Any
 
 from coop_jax import _core
-from coop_jax._src.program import Operation, Program, Storage, Value, releases_of
+from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

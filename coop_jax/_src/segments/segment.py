@@ -4,12 +4,13 @@ To launch an operation takes as long as some operations take themselves: XLA wak
 each and waits for them. A segment is one executable that calls its operations in order. XLA keeps
 each call apart (see `compat.calls`), so an operation gives the same bits in whatever segment; what
 only other members read never leaves the executable: it lies in XLA's temporary memory, or in the
-pool, in blocks for it or where an operand lies that nothing reads any more (see `scratch`). Unlike
-bundles (see `bundling`), segments may therefore be chosen by the budget: the whole program where
-there is room, a few operations where values have to go and come back.
+pool, in blocks for it or where an operand lies that nothing reads any more (see `scratch_blocks`).
+Unlike bundles (see `lowering.passes.launch_clustering`), segments may therefore be chosen by the
+budget: the whole program where there is room, a few operations where values have to go and come
+back.
 
-That XLA did keep them apart is not taken for granted: `isolation` compares what it made of each
-member with what it made of the operation alone. What buffers share is not compared: XLA lets a
+That XLA did keep them apart is not taken for granted: `isolation_check` compares what it made of
+each member with what it made of the operation alone. What buffers share is not compared: XLA lets a
 kernel write over an operand only where both have one layout and each element is read before it is
 written, by the same instructions.
 
@@ -30,10 +31,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from coop_jax._src import costs
 from coop_jax._src.compat import calls, ffi
-from coop_jax._src.kernels import Kernel
-from coop_jax._src.program import Program
+from coop_jax._src.execution import executable_cache
+from coop_jax._src.ir import cost_model
+from coop_jax._src.ir.kernels import Kernel
+from coop_jax._src.ir.program import Program
 
 # Of members that keep their order so many may run at one time: each waits for the one so many
 # before it. What one waits for stays in memory until then, so more is not better.
@@ -81,7 +83,7 @@ class Segment(Kernel):
         outputs: Sequence[int],
         in_avals: Sequence[Any],
         out_avals: Sequence[Any],
-        profile: costs.DeviceProfile,
+        profile: cost_model.DeviceProfile,
         temporary_bytes: int,
         given_up: Sequence[int],
         block_bytes: Sequence[int],
@@ -138,12 +140,12 @@ def may_be_member(kernel: Kernel) -> bool:
 
 def workspace_bytes(kernel: Kernel) -> int:
     """What an operation needs of XLA's temporary memory, as far as it is compiled."""
-    return max((e.workspace_bytes for e in kernel.executables()), default=0)
+    return max((e.workspace_bytes for e in executable_cache.executables(kernel)), default=0)
 
 
 def library_bytes(kernel: Kernel) -> int:
     """What libraries take of it, which is never in the pool; before it is compiled an estimate."""
-    executables = kernel.executables()
+    executables = executable_cache.executables(kernel)
     if isinstance(kernel, Segment) and not executables:
         return max(library_bytes(m.kernel) for m in kernel.members)
     return max((e.library_bytes for e in executables), default=0)
@@ -151,7 +153,7 @@ def library_bytes(kernel: Kernel) -> int:
 
 def temporaries(kernel: Kernel) -> list[int]:
     """Buffers of an operation's workspace, of the form that needs most."""
-    forms = kernel.executables()
+    forms = executable_cache.executables(kernel)
     return max(forms, key=lambda e: e.workspace_bytes).temporaries() if forms else []
 
 
@@ -159,7 +161,7 @@ def temporary_bytes(program: Program) -> list[int]:
     """Each operation's workspace in a segmented program, an estimate of what is not compiled."""
     return [
         op.kernel.temporary_bytes + library_bytes(op.kernel)
-        if isinstance(op.kernel, Segment) and not op.kernel.executables()
+        if isinstance(op.kernel, Segment) and not executable_cache.executables(op.kernel)
         else workspace_bytes(op.kernel)
         for op in program.operations
     ]

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.planning import policies
 from coop_jax._src.simulate.cpu_calibration import Profile
 from coop_jax._src.simulate.measured_costs import MeasuredCosts
@@ -26,6 +25,7 @@ from coop_jax._src.simulate.traced_program import TracedProgram
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
 from coop_jax._src.util import progress as progresses
+from coop_jax._src.util.calling_convention import Names, Numbers
 
 # How close to the smallest or largest budget, as a share of the unbudgeted peak.
 RESOLUTION = 0.002

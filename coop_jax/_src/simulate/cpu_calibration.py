@@ -20,10 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coop_jax._src import costs
+from coop_jax._src.ir import cost_model
 from coop_jax._src.util.options import shown
 
-Profile = str | costs.DeviceProfile | None
+Profile = str | cost_model.DeviceProfile | None
 
 _RUNS = 7
 
@@ -35,14 +35,14 @@ def cache_file() -> pathlib.Path:
     return folder / f"cpu-profile-{platform.machine()}-{os.cpu_count()}-jax{jax.__version__}.json"
 
 
-def profile_of(given: Profile) -> costs.DeviceProfile | None:
+def profile_of(given: Profile) -> cost_model.DeviceProfile | None:
     """A device profile by name.
 
     Raises:
       ValueError: an unknown name.
       TypeError: neither a name nor a profile.
     """
-    if given is None or isinstance(given, costs.DeviceProfile):
+    if given is None or isinstance(given, cost_model.DeviceProfile):
         return given
     if not isinstance(given, str):
         raise TypeError(
@@ -50,18 +50,18 @@ def profile_of(given: Profile) -> costs.DeviceProfile | None:
         )
     if given == "cpu":
         return cpu_profile()
-    if given not in costs.PROFILES:
-        names = ", ".join(map(repr, [*costs.PROFILES, "cpu"]))
+    if given not in cost_model.PROFILES:
+        names = ", ".join(map(repr, [*cost_model.PROFILES, "cpu"]))
         raise ValueError(f"unknown device profile {given!r}; there are {names}")
-    return costs.PROFILES[given]
+    return cost_model.PROFILES[given]
 
 
-def cpu_profile() -> costs.DeviceProfile:
+def cpu_profile() -> cost_model.DeviceProfile:
     """The profile of this CPU: from the file, or measured (some seconds) and written there."""
     path = cache_file()
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return costs.DeviceProfile(**data)
+        return cost_model.DeviceProfile(**data)
     except (OSError, ValueError, TypeError):
         pass  # never measured, or by another version
     profile = measure_cpu()
@@ -73,7 +73,7 @@ def cpu_profile() -> costs.DeviceProfile:
     return profile
 
 
-def measure_cpu() -> costs.DeviceProfile:
+def measure_cpu() -> cost_model.DeviceProfile:
     """Measures this CPU; takes a few seconds and about 200 MB."""
     device = jax.devices("cpu")[0]
     with jax.default_device(device):
@@ -84,12 +84,12 @@ def measure_cpu() -> costs.DeviceProfile:
         product = _best(lambda x: x @ x, square)
         negated = _best(lambda x: -x, large)
         launch = _best(lambda x: -x, small)
-    return costs.DeviceProfile(
+    return cost_model.DeviceProfile(
         "cpu",
         flops_per_second=2.0 * n**3 / product,
         bytes_per_second=2.0 * large.nbytes / negated,
         launch_seconds=launch,
-        alignment_bytes=costs.CPU.alignment_bytes,
+        alignment_bytes=cost_model.CPU.alignment_bytes,
     )
 
 

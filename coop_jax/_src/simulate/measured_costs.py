@@ -27,7 +27,7 @@ from coop_jax._src.util.errors import ProgramFileError
 from coop_jax._src.util.options import shown
 
 if TYPE_CHECKING:
-    from coop_jax._src.runtime import Runtime
+    from coop_jax._src.execution.runtime import Runtime
 
 _FORMAT, _VERSION = "coop_jax costs", 1
 _SAMPLES_KEPT = 128  # of each operation, at most

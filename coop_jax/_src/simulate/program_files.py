@@ -35,8 +35,8 @@ import os
 import re
 from typing import Any, cast
 
-from coop_jax._src.kernels import Kernel
-from coop_jax._src.program import Operation, Program, Storage, Value
+from coop_jax._src.ir.kernels import Kernel
+from coop_jax._src.ir.program import Operation, Program, Storage, Value
 from coop_jax._src.simulate.json_lines import Entry, Reader
 from coop_jax._src.simulate.traced_program import (
     RecordedKernel,

@@ -28,10 +28,11 @@ from typing import Any
 import jax
 
 from coop_jax import _core
-from coop_jax._src import costs as cost_models
-from coop_jax._src import fitting, kernels
-from coop_jax._src.calling import Names, Numbers
 from coop_jax._src.compat import contexts
+from coop_jax._src.execution import fitting
+from coop_jax._src.execution.stats import mean_fragmentation
+from coop_jax._src.ir import cost_model as cost_models
+from coop_jax._src.ir import kernels
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.planner import PlanSettings
@@ -40,9 +41,9 @@ from coop_jax._src.simulate.cpu_calibration import Profile, profile_of
 from coop_jax._src.simulate.measured_costs import MeasuredCosts
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.simulate.traced_program import TracedProgram, trace_program
-from coop_jax._src.stats import mean_fragmentation
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
+from coop_jax._src.util.calling_convention import Names, Numbers
 
 # The most temporary memory of an operation, or that of each.
 Workspace = int | str | Sequence[int] | None

@@ -14,13 +14,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coop_jax._src import costs, fusing, kernels, libraries, primitives
-from coop_jax._src.calling import Convention, Names, Numbers, convention_of
 from coop_jax._src.compat import contexts, jaxprs, transfers
 from coop_jax._src.compat import refs as compat_refs
-from coop_jax._src.program import DynamicControlFlow, Program, build_program
-from coop_jax._src.util import options
+from coop_jax._src.ir import cost_model, kernels, primitives
+from coop_jax._src.ir.program import Program
+from coop_jax._src.ir.raw_operations import DynamicControlFlow
+from coop_jax._src.lowering.build import build_program
+from coop_jax._src.lowering.passes import fusion as fusing
+from coop_jax._src.util import library_jits, options
 from coop_jax._src.util.call_arguments import check_leaves
+from coop_jax._src.util.calling_convention import Convention, Names, Numbers, convention_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,13 +38,13 @@ class TracedProgram:
     name: str
     program: Program = dataclasses.field(repr=False)
 
-    def cost_seconds(self, profile: costs.DeviceProfile | None) -> list[float]:
+    def cost_seconds(self, profile: cost_model.DeviceProfile | None) -> list[float]:
         """Roofline seconds of each operation; without a profile as traced or recorded.
 
         What a file says without saying how much work it is of (`flops` < 0) holds for any profile.
         """
         return [
-            costs.cost_seconds(profile, op.kernel.flops, op.kernel.moved_bytes)
+            cost_model.cost_seconds(profile, op.kernel.flops, op.kernel.moved_bytes)
             if profile is not None and op.kernel.flops >= 0
             else op.kernel.cost_seconds
             for op in self.program.operations
@@ -111,7 +114,7 @@ def trace_program(
         raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
     convention = convention_of(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
     fused = fusing.is_default() if fusion is None else options.flag(fusion, "fusion")
-    wrapper = libraries.taken_apart(fn)
+    wrapper = library_jits.taken_apart(fn)
     if wrapper is None:
         return traced_program(convention, args, kwargs, fused)
     convention = wrapper.convention(convention)

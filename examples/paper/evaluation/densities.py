@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import coop_jax
-from coop_jax._src.costs import PROFILES  # rates of the named devices
+from coop_jax._src.ir.cost_model import PROFILES  # rates of the named devices
 from examples.paper.evaluation.tables import Density
 
 _RUNS = 7

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 import coop_jax
-from coop_jax._src.costs import PROFILES  # rates of the named devices
+from coop_jax._src.ir.cost_model import PROFILES  # rates of the named devices
 from examples.paper.evaluation.methods import GIVE_UP, METHODS, NEARBY_FACTORS
 from examples.paper.evaluation.tables import Nearby, Overhead
 from examples.paper.networks import Network

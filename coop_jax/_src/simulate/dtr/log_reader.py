@@ -1,4 +1,4 @@
-"""Reading operation logs of the authors of DTR (see `dtr_logs`).
+"""Reading operation logs of the authors of DTR (see `log_simulator`).
 
 Model: names stand for tensors; a copy is another name of the same tensor. A mutation makes a new
 tensor of the same size and gives it the old one's name. What still has references at the end is an

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import cast
 
 from coop_jax import _core
-from coop_jax._src.kernels import Kernel
-from coop_jax._src.program import Operation, Program, Storage, Value
+from coop_jax._src.ir.kernels import Kernel
+from coop_jax._src.ir.program import Operation, Program, Storage, Value
 from coop_jax._src.simulate.dtr.log_reader import PIN as PIN
 from coop_jax._src.simulate.dtr.log_reader import RELEASE as RELEASE
 from coop_jax._src.simulate.dtr.log_reader import RETAIN as RETAIN

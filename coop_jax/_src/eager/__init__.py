@@ -1,0 +1,9 @@
+"""`remat_eager`: operations run as Python reaches them, on buffers of the pool.
+
+`api` is the front end. `trace` is what JAX sees: tracers whose operations come to `interpreter`,
+which gives them to a `session`, one call of one function; its hot half is C++
+(`cc/python/session`). `operation_cache` knows operations again, `equation_steps` runs those that
+are several, `values` are what tracers hold, `session_inputs` what came from outside, `beside` what
+is not in the pool, `compaction` moves values apart, `needs` finds what a function needs before its
+first call.
+"""

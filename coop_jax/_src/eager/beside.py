@@ -1,0 +1,97 @@
+"""What an eager call keeps beside the pool, the room for it, and the most that both have taken.
+
+Model: small values, arguments and workspace lie outside the pool and count. Room for them is taken
+from the end of the pool before they come, in steps, so that it is seldom asked for.
+Invariant: what lies outside never exceeds the room, where there is a budget.
+Thread rule: the session's. Cost: O(1), but for what a reservation evicts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coop_jax import _core
+from coop_jax._src.execution.runtime import Runtime
+
+_LARGEST_ALIGNMENT = 256  # of blocks, on any device
+
+# Room beside the pool is taken in steps, of a share of the budget: to ask for it takes time.
+_STEP_BYTES, _STEP_SHARE = 1 << 16, 1 / 256
+
+
+class Beside:
+    """The room beside the pool in one call.
+
+    Attributes:
+      peak_bytes: the most that was there at once, pool and room; known once the call is over.
+    """
+
+    __slots__ = ("_core", "_runtime", "peak_bytes")
+
+    def __init__(self, runtime: Runtime, core: _core.SessionCore):
+        self._runtime = runtime
+        self._core = core
+        self.peak_bytes = 0
+
+    def reserve(self, session: Any, incoming_bytes: int = 0, workspace_bytes: int = 0) -> None:
+        """Keeps room for what lies outside the pool now, and for so much more.
+
+        Raises:
+          BudgetExceededError: there is none.
+        """
+        core = self._core
+        workspace_bytes = max(workspace_bytes, core.workspace_bytes)
+        needed = core.outside_bytes + incoming_bytes + workspace_bytes
+        if needed <= core.reserved_bytes:
+            return
+        if core.reserved_bytes:
+            self.count_peak()  # from now on there is more room beside the pool
+        step = min(_STEP_BYTES, int(self._runtime.capacity_bytes() * _STEP_SHARE))
+        if not core.reserve_room(session, needed + step) and not core.reserve_room(session, needed):
+            raise self._runtime.exceeded(
+                core.failure(), "arguments, small values and workspace"
+            ) from None
+        core.reset_peak()  # what the reservation evicted was not beside what needs the room
+        for offset, nbytes in core.reserved_blocks():
+            self._runtime.memory().pool.discard(offset, nbytes)
+
+    def count_peak(self) -> None:
+        """Notes the peak so far, which had the room so far beside it.
+
+        Without a budget the room is counted that there would be, so that the peak is one.
+        """
+        core, alignment = self._core, self._runtime._settings.alignment_bytes
+        pool_bytes = core.stats()["peak_pool_bytes"]
+        beside = core.peak_outside_bytes + core.workspace_bytes
+        budget_bytes = self._runtime.budget_bytes
+        if budget_bytes is not None:
+            # All lies in what was reserved, which begins aligned; what does not yet is to come.
+            reserved = min(core.reserved_bytes, budget_bytes - pool_bytes)
+            peak = pool_bytes + (reserved if core.reserved_bytes else beside)
+        else:
+            if beside:
+                most = int((pool_bytes + beside) * _STEP_SHARE / (1 - _STEP_SHARE)) + alignment
+                beside += min(_STEP_BYTES, most)
+            peak = pool_bytes + -(-beside // alignment) * alignment
+        self.peak_bytes = max(self.peak_bytes, peak)
+        core.reset_peak()
+
+
+def enough_bytes(core: _core.SessionCore, runtime: Runtime, requested_bytes: int) -> int | None:
+    """A budget for all that is held now, whether it is there or not, and one request.
+
+    None where that is less than there is: what was needed at once is not held any more.
+    """
+    held = seen = storage = 0
+    while seen < core.live_storages:
+        state = core.state_of(storage)
+        seen += state != "dead"
+        if state in ("resident", "evicted") and core.refs_of(storage) > 0:
+            held += _rounded(core.bytes_of(storage))
+        storage += 1
+    enough = held + _rounded(requested_bytes) + core.workspace_bytes
+    return enough if enough > runtime.capacity_bytes() else None
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _LARGEST_ALIGNMENT) * _LARGEST_ALIGNMENT

@@ -1,0 +1,51 @@
+"""What a function under a budget was given, by whichever front end."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from coop_jax._src.execution.homes import Home
+from coop_jax._src.execution.runtime import Runtime
+from coop_jax._src.planning.policies import Policy
+from coop_jax._src.util.calling_convention import Convention
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FunctionSettings:
+    """A function, and how it is to run.
+
+    Attributes:
+      convention: the function, and how it takes its arguments.
+      budget: bytes, a fraction of what the function needs, or None for no cap.
+      policy: None for the front end's default.
+      home: which runtime calls run in.
+      fusion: whether operations are fused; `run` alone does.
+    """
+
+    convention: Convention
+    budget: int | float | None
+    policy: Policy | None
+    home: Home
+    fusion: bool = False
+
+    def copied(self) -> FunctionSettings:
+        """Those of a copy: another function, in the same runtime if that was given."""
+        return dataclasses.replace(self, home=copy.copy(self.home))
+
+    def sibling(
+        self, convention: Convention, *, budget: int | float | None = None, home: Home | None = None
+    ) -> FunctionSettings:
+        """Those of a part of the function, in its runtime or in this `home`."""
+        home = Home(None, self.home.here()) if home is None else home
+        return FunctionSettings(convention, budget, self.policy, home)
+
+    def runtime(self) -> Runtime:
+        """The runtime of the last call.
+
+        Raises:
+          RuntimeError: there was none.
+        """
+        if self.home.latest is None:
+            raise RuntimeError("the runtime is made by the first call of this function")
+        return self.home.latest

@@ -1,0 +1,118 @@
+"""From a traced function to a program.
+
+`Flattener` inlines calls, unrolls scans, keeps cheap nested calls as one operation, turns reshapes
+into views. Here what nobody reads is dropped, the passes run, and it is decided what is in place.
+
+Thread rule: as the kernel cache. Cost: linear in the number of equations after unrolling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from coop_jax._src.ir import cost_model
+from coop_jax._src.ir.kernel_classes import may_be_absorbed
+from coop_jax._src.ir.kernels import KernelCache
+from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
+from coop_jax._src.ir.raw_operations import RawOperation
+from coop_jax._src.lowering import in_place, stacking
+from coop_jax._src.lowering.flatten import Flattener
+from coop_jax._src.lowering.inlining import SMALL_BYTES
+from coop_jax._src.lowering.passes import rearrangement_sinking, transpose_folding
+from coop_jax._src.lowering.passes.early_updates import run_early
+from coop_jax._src.lowering.passes.fusion import fuse
+from coop_jax._src.lowering.passes.launch_clustering import bundle
+
+
+def build_program(
+    jaxpr: Any,
+    constants: Sequence[Any],
+    donated: Sequence[bool],
+    cache: KernelCache,
+    *,
+    fusion: bool = False,
+) -> Program:
+    """Flattens a traced function.
+
+    Args:
+      jaxpr: from `jaxprs.trace`.
+      constants: likewise, the values of the jaxpr's constants.
+      donated: for each argument leaf whether it is donated.
+      cache: where kernels live.
+      fusion: whether operations are fused.
+
+    Raises:
+      DynamicControlFlow: the program holds a `cond` or `while`, so it has no fixed order.
+      NotImplementedError: something that cannot run here, with primitive and source line.
+    """
+    flattener = Flattener(cache, [not d for d in donated], calls_apart=fusion)
+    inputs, outputs = flattener.flatten(jaxpr, constants)
+    storage_of = flattener.storages
+    operations = _live_operations(flattener.operations, storage_of, outputs)
+    operations = stacking.written_early(operations, flattener, outputs)
+    if fusion:
+        operations = rearrangement_sinking.gathered(operations, flattener, outputs)
+        operations = transpose_folding.oriented(operations, flattener, outputs)
+        operations = run_early(operations, flattener, inputs, outputs, donated, may_be_absorbed)
+        operations = bundle(fuse(operations, flattener, outputs), flattener, outputs)
+    chosen = in_place.choose_in_place(flattener, operations, inputs, outputs, donated)
+    origin_done = in_place.completed_origins(chosen.origin, storage_of, outputs)
+
+    def outside(storage: int, aval: Any) -> bool:
+        if not flattener.can_lie_in_pool(aval):
+            return True
+        if storage in chosen.origin and chosen.origin[storage] in origin_done:
+            return False
+        return cost_model.nbytes(aval) <= SMALL_BYTES or storage in flattener.fixed_outside
+
+    members: dict[int, list[int]] = {}
+    for value, storage in enumerate(storage_of):
+        members.setdefault(storage, []).append(value)
+    numbers = {storage: k for k, storage in enumerate(sorted(members))}
+    storages = [
+        Storage(
+            cost_model.nbytes(flattener.avals[vs[0]]), outside(s, flattener.avals[vs[0]]), tuple(vs)
+        )
+        for s, vs in sorted(members.items())
+    ]
+    values = [
+        Value(numbers[s], a, at)
+        for s, a, at in zip(storage_of, flattener.avals, flattener.offsets, strict=True)
+    ]
+    finished = []
+    for index, op in enumerate(operations):
+        pairs = []
+        for k, result in enumerate(op.results):
+            operand = chosen.pairs.get((index, k), -1)
+            if operand >= 0:
+                both = (values[result].storage, values[op.operands[operand]].storage)
+                if any(storages[s].outside for s in both):
+                    operand = -1
+            pairs.append(operand)
+        finished.append(
+            Operation(op.kernel, op.operands, op.results, tuple(pairs), op.source, op.name_stack)
+        )
+    return Program(
+        values=tuple(values),
+        storages=tuple(storages),
+        operations=tuple(finished),
+        inputs=tuple(inputs),
+        donated=tuple(donated),
+        constants=tuple(flattener.constants),
+        outputs=tuple(outputs),
+        releases=releases_of(finished, values, inputs, outputs, donated),
+    )
+
+
+def _live_operations(
+    operations: Sequence[RawOperation], storage_of: Sequence[int], outputs: Sequence[int]
+) -> list[RawOperation]:
+    """Operations whose results somebody reads, or that do something besides."""
+    wanted = {storage_of[v] for v in outputs}
+    kept = []
+    for op in reversed(operations):
+        if op.effectful or any(storage_of[r] in wanted for r in op.results):
+            wanted.update(storage_of[v] for v in op.operands)
+            kept.append(op)
+    return kept[::-1]

@@ -1,0 +1,130 @@
+"""Where the results of a step go back to: the places of the donated arguments that they replace.
+
+Model: a training loop gives back what it was given. Most results are written over what they replace
+(see `program`); others lie where the plan had room, and the next call would find its arguments in
+new places: another plan, and so at every step. So at the end of a plan, when little is left in the
+pool, such results move to the place of the argument that they replace: that of the same shape and
+dtype, first to first. A call that finds its arguments where this one did leaves them there.
+
+Invariant: nothing moves to where something lies, its own old place included; what cannot move home
+stays.
+Thread rule: functions of their arguments. Cost: results out of place times what is left in the
+pool; their bytes are copied at each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coop_jax._src.ir.program import Program
+from coop_jax._src.ir.replaced_inputs import replaced_inputs
+
+# What moves aside goes to a multiple of it: XLA's own alignment on any device.
+_ALIGNMENT_BYTES = 256
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """A result goes to another place of the pool.
+
+    Attributes:
+      storage: of the result.
+      offset: where to.
+    """
+
+    storage: int
+    offset: int
+
+
+def homes(
+    program: Program, donated: Sequence[bool], input_offsets: Sequence[int]
+) -> dict[int, int]:
+    """Storages of outputs -> the offsets of the donated inputs they replace.
+
+    Args:
+      program: what runs.
+      donated: for each input whether this call disposes of it.
+      input_offsets: where inputs lie, -1 outside the pool.
+    """
+
+    def kind(value: int) -> tuple[int, Any]:
+        record = program.values[value]
+        return record.storage, (record.aval.shape, record.aval.dtype)
+
+    replaced = replaced_inputs(
+        [kind(v) for v in program.inputs], program.donated, [kind(v) for v in program.outputs]
+    )
+    return {
+        storage: input_offsets[number]
+        for storage, number in replaced.items()
+        if donated[number] and input_offsets[number] >= 0
+    }
+
+
+class _Ranges:
+    """What lies where at the end of a plan."""
+
+    def __init__(self, walls: Sequence[tuple[int, int]], movable: Mapping[int, tuple[int, int]]):
+        self._walls = [(begin, begin + n) for begin, n in walls]
+        self.movable = {s: (begin, begin + n) for s, (begin, n) in movable.items()}
+
+    def in_the_way(self, begin: int, end: int) -> list[int] | None:
+        """The movable storages in a range; None if anything else is."""
+        if any(b < end and begin < e for b, e in self._walls):
+            return None
+        return [s for s, (b, e) in self.movable.items() if b < end and begin < e]
+
+    def room(self, nbytes: int, capacity_bytes: int) -> int:
+        """The first free offset for so many bytes, -1 if there is none."""
+        begin = 0
+        for b, e in sorted((*self._walls, *self.movable.values())):
+            if b - begin >= nbytes:
+                break
+            begin = max(begin, -(-e // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        return begin if begin + nbytes <= capacity_bytes else -1
+
+
+def moves(
+    homes_of: Mapping[int, int],
+    results: Mapping[int, tuple[int, int]],
+    walls: Sequence[tuple[int, int]],
+    capacity_bytes: int,
+) -> list[Move]:
+    """What to move, in order, so that results come home.
+
+    Args:
+      homes_of: storage -> where it should end.
+      results: storage -> (offset, bytes) of all results in the pool that may move.
+      walls: (offset, bytes) of all else that stays there.
+      capacity_bytes: of the pool.
+    """
+    ranges = _Ranges(walls, results)
+    pending = [s for s, home in homes_of.items() if s in results and results[s][0] != home]
+    found: list[Move] = []
+    aside: set[int] = set()
+
+    def move(storage: int, offset: int) -> None:
+        found.append(Move(storage, offset))
+        ranges.movable[storage] = offset, offset + results[storage][1]
+
+    while pending:
+        blocked: list[tuple[int, list[int]]] = []
+        for storage in pending:
+            home = homes_of[storage]
+            others = ranges.in_the_way(home, home + results[storage][1])
+            if others == []:
+                move(storage, home)
+            elif others is not None:
+                blocked.append((storage, others))
+        if len(blocked) == len(pending):
+            # All wait for each other, or for what has no home: some of that goes aside.
+            storage, others = blocked.pop()
+            room = -1 if others[0] in aside else ranges.room(results[others[0]][1], capacity_bytes)
+            if room >= 0:
+                aside.add(others[0])
+                move(others[0], room)
+                blocked.append((storage, others))
+        pending = [storage for storage, _ in blocked]
+    return found

@@ -1,0 +1,140 @@
+"""The forms of a program with segments among which `tiering` chooses.
+
+Of the program, and where a plan recomputes of the plan as a program (see
+`segments.rematerialized`), with what operations hand on in XLA's memory or in the pool's. Where
+operations run together a launch costs nothing, so another plan may be better than that of single
+operations.
+
+Thread rule: under the runtime's lock; the other plan is made beside calls. Cost: a plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from coop_jax import _core
+from coop_jax._src.execution import compilation, executable_cache
+from coop_jax._src.execution.instructions import CompiledPlan
+from coop_jax._src.execution.runtime import Runtime
+from coop_jax._src.ir.kernels import KernelCache
+from coop_jax._src.ir.program import Operation, Program
+from coop_jax._src.planning import planner
+from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.run.specialization import Signature
+from coop_jax._src.segments import partition, segment
+from coop_jax._src.segments.compose import LARGE_BYTES
+from coop_jax._src.segments.rematerialized import Unrolled, room_before, unrolled
+from coop_jax._src.util.incremental_work import Pieces
+
+# Sizes of segments that are tried: halves of the largest, so many times.
+_SIZES = 6
+
+# Of a plan as a program: parts of the budget that segments may fill.
+_PARTS = (1.0, 0.98, 0.95, 0.91, 0.86, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Form:
+    """A way to put operations into segments; of the program, or of its plan as a program."""
+
+    written: Program
+    unrolled: Unrolled | None
+    most_bytes: float
+    room: tuple[int, ...]
+    in_pool: bool
+    reserved_bytes: int = 0
+
+    def made(self, cache: KernelCache) -> Program:
+        """The segmented program, with what is known of operations and segments by now."""
+        return partition.segmented(
+            self.written,
+            cache,
+            self.most_bytes,
+            self.room,
+            in_pool=self.in_pool,
+            reserved_bytes=self.reserved_bytes,
+        )
+
+
+def forms_of(
+    runtime: Runtime, signature: Signature, residency: Residency, known: CompiledPlan
+) -> Pieces[list[Form]]:
+    """Segments of several sizes; also of the plan, where it recomputes."""
+    program = signature.program
+    assert program is not None
+    forms: list[Form] = []
+    limit = math.inf
+    seen = set[int]()
+    for _ in range(_SIZES):
+        yield ()
+        form = Form(program, None, limit, (), in_pool=False)
+        made = form.made(runtime._cache)
+        if len(made.operations) not in seen:
+            seen.add(len(made.operations))
+            forms += [form, dataclasses.replace(form, in_pool=True)]
+        limit = min(limit, max(map(_handed_on, made.operations), default=0)) / 2
+    if not known.stats["recomputations"]:
+        return forms
+    plan = yield from _plan_of_segments(runtime, signature, residency, known)
+    forms += _in_room(runtime, program, plan)
+    if _reserved_bytes(program, known.plan) > _reserved_bytes(program, plan):
+        forms += _in_room(runtime, program, known.plan)
+    return forms
+
+
+def _in_room(runtime: Runtime, program: Program, plan: _core.Plan) -> list[Form]:
+    """A plan as a program, with segments that add no more than is free."""
+    written = unrolled(program, plan)
+    reserved = _reserved_bytes(program, plan)
+    free = runtime.capacity_bytes() - plan.stats["peak_outside_bytes"] - reserved
+    forms = []
+    for part in _PARTS:
+        within = int(part * free)
+        within -= min(LARGE_BYTES, within // 64)  # which segments may need of XLA's memory
+        room = tuple(room_before(written.program, within))
+        # In XLA's memory it would take the place of what is in the pool.
+        forms.append(Form(written.program, written, math.inf, room, True, reserved))
+    return forms
+
+
+def _reserved_bytes(program: Program, plan: _core.Plan) -> int:
+    """What a plan leaves to libraries throughout; nothing where they have it only as they run."""
+    needed = max((segment.library_bytes(op.kernel) for op in program.operations), default=0)
+    reserved = plan.stats["reserved_bytes"] - plan.stats["peak_outside_bytes"]
+    return needed if needed <= reserved else 0
+
+
+def _handed_on(op: Operation) -> int:
+    """What an operation needs of memory that XLA gives, an estimate of what is not compiled."""
+    kernel = op.kernel
+    if isinstance(kernel, segment.Segment) and not executable_cache.executables(kernel):
+        return kernel.temporary_bytes
+    return segment.workspace_bytes(kernel) - segment.library_bytes(kernel)
+
+
+def _plan_of_segments(
+    runtime: Runtime, signature: Signature, residency: Residency, known: CompiledPlan
+) -> Pieces[_core.Plan]:
+    """What takes least where operations run together: the plan that is known, or another."""
+    program, needed = signature.program, signature.workspaces
+    settings = runtime._settings
+    assert program is not None
+    assert needed is not None
+    made = compilation.beside_calls(
+        lambda: planner.plan_without_launches(
+            program,
+            residency,
+            settings,
+            needed,
+            capacity_bytes=runtime.capacity_bytes(),
+            kept_bytes=runtime._workspace_bytes,
+        )
+    )
+    yield [made]
+    plan, seconds = made.result(), planner.work_seconds(program, settings.profile)
+
+    def work(plan: _core.Plan) -> float:
+        return sum(seconds[action[1]] for action in plan.actions if len(action) == 4)
+
+    return plan if plan.feasible and work(plan) < work(known.plan) else known.plan
