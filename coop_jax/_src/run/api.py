@@ -206,7 +206,7 @@ class BudgetedFunction(Generic[P, R]):
     def simulate(self, *args: Any, budget: budgets.Budget = None, **kwargs: Any) -> Simulation:
         """Says what a first call with these arguments does, without doing it.
 
-        Later calls may launch several operations as one (see README), which recompute otherwise.
+        Later calls may run segments, several operations in one launch, which recompute otherwise.
 
         Decisions are those of the call if its workspace is known: after a first call, or where the
         runtime was given one.
