@@ -19,6 +19,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+smartquotes_action = "D"  # dashes alone: what is quoted is mostly a Python string
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -27,6 +28,8 @@ napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = "coop_jax"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_copy_source = False
 html_show_sphinx = False
 
