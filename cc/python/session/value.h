@@ -2,7 +2,7 @@
 //
 // Purpose: the eager front end makes one for each result of each operation. It is a Python type of
 //   its own, as to make an instance of a bound class takes several times longer.
-// Model: a shape and dtype (`key`, see coop_jax/_src/values.py) over a storage; it holds one
+// Model: a shape and dtype (`key`, see coop_jax/_src/eager/values.py) over a storage; it holds one
 //   reference in the engine. When it goes, that is only noted: this may happen in the middle of
 //   anything, even of an engine call.
 // Lifetime: Values may outlive the session; they share its list of dead storages. They refer to
