@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--force-eviction", action="store_true", help="evict before each operation")
     parser.addoption("--verify", action="store_true", help="compare recomputed values")
     parser.addoption("--fusion", action="store_true", help="fuse operations wherever run is used")
-    parser.addoption("--programs", type=int, default=30, help="random programs to try")
+    parser.addoption("--programs", type=int, default=12, help="random programs to try")
     parser.addoption("--first-seed", type=int, default=0, help="the seed of the first of them")
 
 

@@ -14,6 +14,7 @@ from jax import lax
 
 import coop_jax
 from coop_jax._src.ir import program
+from coop_jax._src.lowering import build
 from coop_jax._src.lowering.passes import launch_clustering
 
 WIDTH, BATCH = 32, 8
@@ -68,7 +69,7 @@ def operations(fn: Any, *args: Any, donate: Any = ()) -> tuple[program.Operation
 
 def unbundled(monkeypatch: pytest.MonkeyPatch, fn: Any, *args: Any, donate: Any = ()) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(program, "bundle", lambda operations, *_: operations)
+        patch.setattr(build, "bundle", lambda operations, *_: operations)
         return coop_jax.trace_program(fn, *args, donate_argnums=donate, fusion=True)
 
 
@@ -79,7 +80,9 @@ def test_a_recurrent_network_is_far_fewer_operations(monkeypatch: pytest.MonkeyP
     assert len(after) * 2 < len(before), (len(after), len(before))
 
 
-@pytest.mark.parametrize("policy", ["coop", "dtr", "lookahead"])
+@pytest.mark.parametrize(
+    "policy", ["coop", pytest.param("dtr", marks=pytest.mark.slow), "lookahead"]
+)
 @pytest.mark.no_recomputation("the budgets are those of the test")
 def test_every_budget_gives_the_same_bits(policy: str) -> None:
     args = arguments()

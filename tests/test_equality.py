@@ -91,7 +91,7 @@ def check(front_end: str, name: str, policy: str, fraction: float) -> None:
 @pytest.mark.parametrize(
     ("policy", "fraction"),
     [
-        pytest.param(p, f, marks=pytest.mark.slow if p in ("dtr", "dte") and f > 0.5 else ())
+        pytest.param(p, f, marks=pytest.mark.slow if p in ("dtr", "dte") or ", no" in p else ())
         for p, f in [*CASES, *AHEAD]
     ],
 )

@@ -246,9 +246,9 @@ def test_a_process_may_end_while_segments_are_made() -> None:
         os.environ.pop("COOP_JAX_VERIFY", None)
         import threading, time
         import coop_jax, models
-        from coop_jax._src import tiers
+        from coop_jax._src.run import tiering
         from coop_jax._src.execution.executables import Executable
-        tiers._is_time = lambda tier, launches: tier.calls >= 5
+        tiering._is_time = lambda tier, launches: tier.calls >= 5
         program = models.gpt()
         step = coop_jax.run(program.step, budget=0.6, donate_argnums=0, fusion=True)
         state, _ = step(program.init, program.batch(0))

@@ -14,7 +14,7 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax._src.execution.instructions import Run, View
-from coop_jax._src.ir import program
+from coop_jax._src.lowering import build
 from coop_jax._src.lowering.passes import launch_clustering
 
 WIDTH, ROWS = 32, 8
@@ -45,7 +45,7 @@ def steps(count: int) -> np.ndarray:
 
 def unbundled(monkeypatch: pytest.MonkeyPatch, fn: Any, *args: Any) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(program, "bundle", lambda operations, *_: operations)
+        patch.setattr(build, "bundle", lambda operations, *_: operations)
         return coop_jax.trace_program(fn, *args, fusion=True)
 
 
@@ -151,7 +151,7 @@ def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.Mo
         seen.append(args)
         return args[0]
 
-    monkeypatch.setattr(program, "bundle", bundle)
+    monkeypatch.setattr(build, "bundle", bundle)
     coop_jax.trace_program(fn, [jnp.ones((16, 16))] * 3, fusion=True)
     ((operations, flattener, outputs),) = seen
     bundler = launch_clustering._Bundler(operations, flattener, outputs)

@@ -133,7 +133,10 @@ def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_pro
 @pytest.mark.unless_forced("no plan is written down as segments then")
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="segments are for XLA's CPU compiler")
 @pytest.mark.usefixtures("by_estimates")
-@pytest.mark.parametrize(("name", "budget"), [("cnn", 0.6), ("mlp", 0.75), ("gpt", 0.6)])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [("cnn", 0.6), ("mlp", 0.75), pytest.param("gpt", 0.6, marks=pytest.mark.slow)],
+)
 def test_training_in_segments_of_a_plan_gives_the_same_bits(
     name: str, budget: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,10 @@
 """How long calls of `coop_jax.run` take from the first one on, as a longer training sees them.
 
 A call launches one operation at a time at first; once launching took as long as the first call,
-segments are made beside calls (see `coop_jax/_src/run/tiering.py`). Shown are the median call before, the
-median, mean and longest one meanwhile, the median after; how many calls and seconds it began after,
-how many it took, and what it cost: what calls meanwhile took longer than those before. After that
-many calls, "pays after", what the later ones take less has made up for it.
+segments are made beside calls (see `coop_jax/_src/run/tiering.py`). Shown are the median call
+before, the median, mean and longest one meanwhile, the median after; how many calls and seconds it
+began after, how many it took, and what it cost: what calls meanwhile took longer than those before.
+After that many calls, "pays after", what the later ones take less has made up for it.
 
 Nothing comes from JAX's persistent cache. Times of a call are of the whole loop body: the step and
 waiting for its results.

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
+import pytest
 from flax.training import train_state
 from training import both_front_ends, check_training
 
@@ -140,6 +141,7 @@ def test_scan_over_layers(front_end: str) -> None:
     check_training(front_end, _sgd_step(model), init, batches)
 
 
+@pytest.mark.slow
 @both_front_ends
 def test_remat_of_scanned_layers(front_end: str) -> None:
     model, batches = Scanned(remat=True), _batches(shape=(8, 16, WIDTH))
