@@ -2,7 +2,8 @@
 // to read what lies there.
 //
 // Purpose: to import a slot anew takes longer than all else that an operation needs of us.
-// Model: one array for each place in the pool and kind of array (see coop_jax/_src/eager/values.py). It
+// Model: one array for each place in the pool and kind of array (see
+// coop_jax/_src/eager/values.py). It
 //   owns no memory and is not read while it is here; what lies at its place may be anybody's. What
 //   a view of one kind as another is made by is kept here, too, as sessions last for one call.
 // Invariants: no array here shares its buffer with an array that somebody else has.

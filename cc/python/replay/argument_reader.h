@@ -56,8 +56,8 @@ class ArgumentReader {
   [[nodiscard]] std::vector<size_t> Left(nanobind::list values, nanobind::tuple given) const;
 
   // Where arrays lie with regard to a pool, and which of them a call may dispose of, as
-  // (where, offsets, donated, others): see coop_jax/_src/run/argument_passing.py. `places`: addresses or None;
-  // `given`: 1 for what the caller gives away.
+  // (where, offsets, donated, others): see coop_jax/_src/run/argument_passing.py. `places`:
+  // addresses or None; `given`: 1 for what the caller gives away.
   [[nodiscard]] nanobind::tuple Lie(nanobind::handle pool, nanobind::list arrays,
                                     nanobind::list places, nanobind::bytes given) const;
 

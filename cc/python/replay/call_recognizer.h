@@ -4,10 +4,11 @@
 //   carried out as the last one was. To say that it is so takes less than to say how it is.
 // Model: a state is where the arguments lie with regard to the pool, which of them the call may
 //   dispose of, and what else the pool holds: what plans are made for (see
-//   coop_jax/_src/planning/pool_state.py). Recognize says which of the states that were added is there. It
-//   never guesses: what is not an ordinary array of the expected kind, or not plainly there, is in
-//   none of them, and the caller looks closer. Most arguments are what the last call returned, or
-//   were given to it, too: of the same object only what may have changed is asked again.
+//   coop_jax/_src/planning/pool_state.py). Recognize says which of the states that were added is
+//   there. It never guesses: what is not an ordinary array of the expected kind, or not plainly
+//   there, is in none of them, and the caller looks closer. Most arguments are what the last call
+//   returned, or were given to it, too: of the same object only what may have changed is asked
+//   again.
 // Invariant: what a state's call returns in one place is alike each time.
 // Thread rule: under the interpreter lock. Complexity: O(arguments + the pool's live blocks).
 // Source: paper section 4 (the executor in the host framework).

@@ -2,7 +2,8 @@
 //
 // Purpose: a step of a training loop is the same few hundred calls of compiled functions each time,
 //   with the same slots. In Python what surrounds each call takes longer than many of the calls.
-// Model: the executor (coop_jax/_src/execution/executor.py) appends instructions once, in order; Run carries
+// Model: the executor (coop_jax/_src/execution/executor.py) appends instructions once, in order;
+// Run carries
 //   them out over a list of values, and returns where it meets one that is the executor's: the
 //   first launch of an executable, whatever is not of every day. Arrays that a plan is done with
 //   are kept in cells, one for each place and kind that is written, and donated to what is written
