@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import os
+import pathlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def warn_of_kept(signature: Signature, inputs: Inputs, donated: Sequence[bool]) 
 
 def _callers_level() -> int:
     """The `stacklevel` of a warning that names the line that called us."""
-    here = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    here = str(pathlib.Path(__file__).parents[2]) + os.sep
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
         frame, level = frame.f_back, level + 1
