@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pathlib
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -151,6 +152,13 @@ def test_every_package_says_what_it_is_for() -> None:
         if package.parent != imports.SOURCES:
             text = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8")))
             assert text, package
+
+
+def test_no_pattern_leaves_files_of_the_package_out_of_a_wheel() -> None:
+    """One without a slash in front counts in each folder."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    excluded = settings["tool"]["scikit-build"]["sdist"]["exclude"]
+    assert all(pattern.startswith("/") and "coop_jax" not in pattern for pattern in excluded)
 
 
 def test_a_circle_is_found() -> None:
