@@ -181,20 +181,8 @@ def replace_buffer(target: jax.Array, source: jax.Array) -> None:
 
     Memory of which views remain is freed with them, but not held by JAX any more.
     """
-    old = with_aval(
-        target,
-        weak_type=False,
-        committed=is_committed(target),
-        shape=target.shape,
-        dtype=target.dtype,
-    )
-    like = with_aval(
-        source,
-        weak_type=False,
-        committed=is_committed(target),
-        shape=source.shape,
-        dtype=source.dtype,
-    )
+    old = uncommitted(target)
+    like = committed(source) if is_committed(target) else uncommitted(source)
     target._replace_with(like)  # type: ignore[attr-defined]
     old.delete()
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from coop_jax._src.compat import arrays, jaxprs, refs, thread_state, transfers, transforms
+from coop_jax._src.compat import arrays, refs, thread_state, transfers, transforms
 from coop_jax._src.eager import compaction, needs
 from coop_jax._src.eager.lessons import Lessons
 from coop_jax._src.eager.session import Session
@@ -29,6 +29,7 @@ from coop_jax._src.execution.runtime import Runtime, check_runtime
 from coop_jax._src.planning import policies, recorded_calls
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import library_jits
+from coop_jax._src.util.call_arguments import check_leaves
 from coop_jax._src.util.calling_convention import Convention
 from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.util.mutations import Watch
@@ -171,17 +172,7 @@ class EagerFunction(Generic[P, R]):
         return self._call(*jax.tree_util.tree_flatten((tuple(leaves), {})), needed)
 
     def _call(self, leaves: list[Any], tree: Any, needed: Callable[[], int] | None = None) -> Any:
-        for leaf in leaves:
-            if isinstance(leaf, jaxprs.Tracer):
-                raise TypeError(
-                    "coop_jax.remat_eager was given a tracer of a JAX transformation that is not"
-                    " around the call: it has ended, or was left by jax.ensure_compile_time_eval"
-                )
-            if isinstance(leaf, jax.Array) and leaf.is_deleted():
-                raise RuntimeError(
-                    f"an argument of shape {leaf.shape} was deleted: it was donated to an earlier"
-                    " call, or delete() was called on it"
-                )
+        check_leaves(leaves, "coop_jax.remat_eager", TypeError)
         transfers.check_places(leaves, self._home.device())
         runtime = self._home.here() or self.make_runtime(leaves, tree)
         ending = _Ending(thread_state.restoring(), self._lessons)

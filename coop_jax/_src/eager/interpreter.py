@@ -8,15 +8,15 @@ the whole; parts that a later scan reads go one by one as it proceeds.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from coop_jax._src.compat import jaxprs, number_checks
 from coop_jax._src.eager import equation_steps
-from coop_jax._src.eager.operation_cache import Prepared
+from coop_jax._src.eager.session_protocol import Machine
 from coop_jax._src.eager.trace import trace
 from coop_jax._src.eager.values import Value, aval_of, plain
 from coop_jax._src.ir import primitives, refs, stacks
@@ -27,37 +27,7 @@ from coop_jax._src.lowering import inlining
 from coop_jax._src.util.errors import BudgetExceededError
 
 
-class Session(Protocol):
-    """What runs single operations; `eager.session` has it."""
-
-    def apply(
-        self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
-    ) -> Sequence[Any]:
-        """Runs a primitive."""
-
-    def run_known(self, eqn: Any, operands: Sequence[Any]) -> list[Value] | None:
-        """Runs an equation that was run before; None where more has to be known of it."""
-
-    def prepare(self, eqn: Any, operands: Sequence[Any]) -> Prepared | None:
-        """The operation that an equation is; None where it is none."""
-
-    def run(self, prepared: Prepared, operands: Sequence[Any]) -> list[Value]:
-        """Runs an operation."""
-
-    def function(self, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        """The result of a function of arrays, run as one operation."""
-
-    def concrete(self, value: Value) -> jax.Array:
-        """The contents, brought back first where they were evicted."""
-
-    def alias(self, value: Value) -> Value:
-        """Another value of the same storage."""
-
-    def release_hint(self, value: Value) -> None:
-        """Nothing is likely to read this again."""
-
-
-def call(session: Session, jaxpr: Any, constants: Sequence[Any], operands: list[Any]) -> list[Any]:
+def call(session: Machine, jaxpr: Any, constants: Sequence[Any], operands: list[Any]) -> list[Any]:
     """Runs a jaxpr equation by equation; values go at their last use.
 
     The list of operands is emptied, so that it does not keep values alive.
@@ -108,7 +78,7 @@ def _check_given(jaxpr: Any, env: dict[Any, Any]) -> None:
             number_checks.check(number_checks.CONSTANT, [env[x]])
 
 
-def _equation(session: Session, eqn: Any, operands: list[Any]) -> list[Any]:
+def _equation(session: Machine, eqn: Any, operands: list[Any]) -> list[Any]:
     primitive, params = eqn.primitive, eqn.params
     name = primitive.name
     if name in refs.PRIMITIVES:
@@ -141,7 +111,7 @@ def _equation(session: Session, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def apply(
-    session: Session, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
+    session: Machine, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
 ) -> list[Any] | None:
     """A primitive that is not one prepared operation: values, arrays or stacks; None for others."""
     name = primitive.name
@@ -178,7 +148,7 @@ def apply(
 
 
 def of_reference(
-    session: Session,
+    session: Machine,
     primitive: Any,
     operands: list[Any],
     params: dict[str, Any],
@@ -216,7 +186,7 @@ def _known(x: Any) -> Any:
     return x if isinstance(x, (int, np.integer, np.ndarray)) and np.ndim(x) == 0 else None
 
 
-def whole(session: Session, x: Any) -> Any:
+def whole(session: Machine, x: Any) -> Any:
     """A stack as one value, put together once; anything else as it is.
 
     The stack then lets go of its parts: who still needs them has them in another one.
@@ -230,14 +200,14 @@ def whole(session: Session, x: Any) -> Any:
     return x.whole
 
 
-def _make_whole(session: Session, operands: list[Any]) -> None:
+def _make_whole(session: Machine, operands: list[Any]) -> None:
     for k, x in enumerate(operands):
         if type(x) is Stack:
             operands[k] = whole(session, x)
 
 
 def control_flow(
-    session: Session, name: str, given: Sequence[Any], params: dict[str, Any]
+    session: Machine, name: str, given: Sequence[Any], params: dict[str, Any]
 ) -> list[Any]:
     """Runs a cond, while or scan; the predicate is read, one branch runs, loops are loops."""
     operands = list(given)
@@ -260,7 +230,7 @@ def control_flow(
     return _scan(session, operands, params)
 
 
-def _while(session: Session, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+def _while(session: Machine, operands: list[Any], params: dict[str, Any]) -> list[Any]:
     count, body_count = params["cond_nconsts"], params["body_nconsts"]
     test, test_constants = jaxprs.open_closed(params["cond_jaxpr"])
     body, constants = jaxprs.open_closed(params["body_jaxpr"])
@@ -290,7 +260,7 @@ def _while(session: Session, operands: list[Any], params: dict[str, Any]) -> lis
         old = None
 
 
-def _scan(session: Session, operands: list[Any], params: dict[str, Any]) -> list[Any]:
+def _scan(session: Machine, operands: list[Any], params: dict[str, Any]) -> list[Any]:
     scan = jaxprs.scan_parts(params)
     fixed = operands[: scan.num_consts]
     carry = list(operands[scan.num_consts : scan.num_consts + scan.num_carry])
@@ -336,7 +306,7 @@ class _Source:
 
     __slots__ = ("_parts", "_rows", "_session", "_whole", "last_use")
 
-    def __init__(self, session: Session, x: Any, aval: Any):
+    def __init__(self, session: Machine, x: Any, aval: Any):
         """`aval`: the type of a slice."""
         self._session = session
         self._rows = None
@@ -371,5 +341,5 @@ def _select(going: Any, new: Any, old: Any) -> Any:
     return jax.lax.select(over, new, old)
 
 
-def _scalar(session: Session, x: Any) -> Any:
+def _scalar(session: Machine, x: Any) -> Any:
     return np.asarray(session.concrete(x) if isinstance(x, Value) else x)

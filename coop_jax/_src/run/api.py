@@ -195,7 +195,7 @@ class BudgetedFunction(Generic[P, R]):
         return LastCall(self._convention, tree, static, context, kinds, signature, runtime, trees)
 
     def _kinds_of(self, static: Fixed, leaves: list[Any], tree: Any) -> LeafKinds:
-        check_leaves(leaves)
+        check_leaves(leaves, "coop_jax.run")
         transfers.check_places(leaves, self._home.device())
         try:
             return LeafKinds(leaves, self._home.device())

@@ -14,11 +14,11 @@ import dataclasses
 import math
 
 from coop_jax import _core
-from coop_jax._src.execution import compilation, executable_cache
+from coop_jax._src.execution import compilation
 from coop_jax._src.execution.instructions import CompiledPlan
 from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.ir.kernels import KernelCache
-from coop_jax._src.ir.program import Operation, Program
+from coop_jax._src.ir.program import Program
 from coop_jax._src.planning import planner
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.run.specialization import Signature
@@ -73,7 +73,8 @@ def forms_of(
         if len(made.operations) not in seen:
             seen.add(len(made.operations))
             forms += [form, dataclasses.replace(form, in_pool=True)]
-        limit = min(limit, max(map(_handed_on, made.operations), default=0)) / 2
+        needed = (segment.handed_on_bytes(op.kernel) for op in made.operations)
+        limit = min(limit, max(needed, default=0)) / 2
     if not known.stats["recomputations"]:
         return forms
     plan = yield from _plan_of_segments(runtime, signature, residency, known)
@@ -103,14 +104,6 @@ def _reserved_bytes(program: Program, plan: _core.Plan) -> int:
     needed = max((segment.library_bytes(op.kernel) for op in program.operations), default=0)
     reserved = plan.stats["reserved_bytes"] - plan.stats["peak_outside_bytes"]
     return needed if needed <= reserved else 0
-
-
-def _handed_on(op: Operation) -> int:
-    """What an operation needs of memory that XLA gives, an estimate of what is not compiled."""
-    kernel = op.kernel
-    if isinstance(kernel, segment.Segment) and not executable_cache.executables(kernel):
-        return kernel.temporary_bytes
-    return segment.workspace_bytes(kernel) - segment.library_bytes(kernel)
 
 
 def _plan_of_segments(

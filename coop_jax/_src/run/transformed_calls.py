@@ -97,7 +97,7 @@ class TransformedCalls:
         if where is compat.Place.STAGED:
             raise RuntimeError(STAGED.format(what="a coop_jax.run function"))
         static, leaves, tree = convention.flatten(args, kwargs)
-        check_leaves(leaves, tracers=True)
+        check_leaves(leaves)
         convention.check(static, leaves, tree)
         refuse_references(leaves)
         transfers.check_places(leaves, home.device())

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Operation, Program, releases_of
 from coop_jax._src.segments.compose import Composer
-from coop_jax._src.segments.segment import library_bytes, may_be_member, workspace_bytes
+from coop_jax._src.segments.segment import handed_on_bytes, library_bytes, may_be_member
 
 # Members of one executable: XLA's passes are not all linear.
 _MEMBERS = 4096
@@ -109,7 +109,7 @@ class _Segmenter:
 
     def _with(self, op: Operation) -> int:
         made = sum(self._composer.made_by(op).values())
-        return self._at_once + made + workspace_bytes(op.kernel) - library_bytes(op.kernel)
+        return self._at_once + made + handed_on_bytes(op.kernel)
 
     def _take(self, number: int, op: Operation) -> None:
         self._most_at_once = max(self._most_at_once, self._with(op))

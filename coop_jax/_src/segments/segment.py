@@ -151,6 +151,13 @@ def library_bytes(kernel: Kernel) -> int:
     return max((e.library_bytes for e in executables), default=0)
 
 
+def handed_on_bytes(kernel: Kernel) -> int:
+    """What it needs of memory that XLA gives; before it is compiled an estimate."""
+    if isinstance(kernel, Segment) and not executable_cache.executables(kernel):
+        return kernel.temporary_bytes
+    return workspace_bytes(kernel) - library_bytes(kernel)
+
+
 def temporaries(kernel: Kernel) -> list[int]:
     """Buffers of an operation's workspace, of the form that needs most."""
     forms = executable_cache.executables(kernel)
@@ -159,9 +166,4 @@ def temporaries(kernel: Kernel) -> list[int]:
 
 def temporary_bytes(program: Program) -> list[int]:
     """Each operation's workspace in a segmented program, an estimate of what is not compiled."""
-    return [
-        op.kernel.temporary_bytes + library_bytes(op.kernel)
-        if isinstance(op.kernel, Segment) and not executable_cache.executables(op.kernel)
-        else workspace_bytes(op.kernel)
-        for op in program.operations
-    ]
+    return [handed_on_bytes(op.kernel) + library_bytes(op.kernel) for op in program.operations]

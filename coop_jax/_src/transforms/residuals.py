@@ -24,7 +24,6 @@ Threads: as the front ends. Source: not in the paper, whose framework differenti
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,57 +35,13 @@ from coop_jax._src.compat import transforms as compat
 from coop_jax._src.transforms.budgeted_call import (
     BudgetedCall,
     Fits,
-    fill,
     merge,
     part,
     push,
     smooth_parts,
 )
+from coop_jax._src.transforms.residual_form import Constant, Form
 from coop_jax._src.util.errors import BudgetExceededError
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Form:
-    """How the residuals of a first part become its second part again.
-
-    Attributes:
-      smooth: which results have tangents.
-      cotangents: abstract values of those results' cotangents.
-      tree: of the linear function, whose leaves come from `sources`.
-      sources: for each leaf a number of a residual, or ~number of an operand, or the leaf itself.
-      operands: numbers of the operands that are leaves, in order of first use.
-      residuals: how many there are.
-    """
-
-    smooth: tuple[bool, ...]
-    cotangents: tuple[Any, ...]
-    tree: Any
-    sources: tuple[Any, ...]
-    operands: tuple[int, ...]
-    residuals: int
-
-    def apply(
-        self,
-        kept: Sequence[Any],
-        operands: Sequence[Any],
-        values: Sequence[Any],
-        given: tuple[bool, ...] | None,
-    ) -> list[Any]:
-        """The second part, of residuals, the operands that it reads, and (co)tangents."""
-        by_number = dict(zip(self.operands, operands, strict=True))
-        leaves = [
-            s.leaf if isinstance(s, _Constant) else kept[s] if s >= 0 else by_number[~s]
-            for s in self.sources
-        ]
-        linear = jax.tree_util.tree_unflatten(self.tree, leaves)
-        if given is None:
-            return list(linear(*values))
-        return list(linear(fill(given, values, self.cotangents)))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Constant:
-    leaf: Any
 
 
 class Split:
@@ -121,7 +76,7 @@ class Split:
         sources: list[Any] = []
         for leaf in leaves:
             if not isinstance(leaf, jaxprs.Tracer):
-                sources.append(_Constant(leaf))
+                sources.append(Constant(leaf))
                 continue
             if id(leaf) not in numbers:
                 numbers[id(leaf)] = len(kept)

@@ -13,18 +13,25 @@ import jax
 from coop_jax._src.compat import jaxprs
 
 
-def check_leaves(leaves: Sequence[Any], *, tracers: bool = False) -> None:
+def check_leaves(
+    leaves: Sequence[Any], front_end: str | None = None, error: type[Exception] = RuntimeError
+) -> None:
     """Refuses arrays that are gone, and tracers where there can be none.
 
+    Args:
+      leaves: arguments.
+      front_end: whose call it is, at the top level; None where tracers may be among them.
+      error: what a tracer raises.
+
     Raises:
-      RuntimeError: there is one.
+      RuntimeError: an array was deleted.
     """
     for leaf in leaves:
         if isinstance(leaf, jaxprs.Tracer):
-            if tracers:
+            if front_end is None:
                 continue
-            raise RuntimeError(
-                "coop_jax.run was given a tracer of a JAX transformation that is not around the"
+            raise error(
+                f"{front_end} was given a tracer of a JAX transformation that is not around the"
                 " call: it has ended, or was left by jax.ensure_compile_time_eval"
             )
         if isinstance(leaf, jax.Array) and leaf.is_deleted():

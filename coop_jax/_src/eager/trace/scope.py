@@ -13,6 +13,7 @@ from types import TracebackType
 
 from jax._src import core
 
+from coop_jax._src.eager.session_protocol import Session
 from coop_jax._src.eager.trace import (
     array_methods,
     key_trace,
@@ -20,7 +21,7 @@ from coop_jax._src.eager.trace import (
     linearization_cache,
     residual_release,
 )
-from coop_jax._src.eager.trace.trace import EagerTrace, Session
+from coop_jax._src.eager.trace.trace import EagerTrace
 
 _TRANSFORMED = (
     "an eager coop_jax call needs concrete arguments, but was called under another JAX"

@@ -25,9 +25,8 @@ Source: not in the paper, whose section 4 builds on a framework that executes ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import jax
 import numpy as np
 from jax._src import config as _config
 from jax._src import core
@@ -37,6 +36,7 @@ from jax._src.lax import lax
 from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.compat.refs import is_ref
 from coop_jax._src.compat.transforms import RunsEagerly
+from coop_jax._src.eager.session_protocol import Session, Value
 from coop_jax._src.eager.trace.tracers import (
     EagerTracer,
     Fill,
@@ -45,7 +45,6 @@ from coop_jax._src.eager.trace.tracers import (
     ValueTrace,
     wrap,
 )
-from coop_jax._src.ir.refs import RefCell
 
 _FOREIGN = (
     "a coop_jax.remat_eager function met a {kind} of a JAX transformation around its call, or of"
@@ -55,49 +54,6 @@ _SHARD_MAP = (
     "coop_jax runs on one device: the primitive 'shard_map' at {source} works over several. Call"
     " coop_jax inside the mapped function, or map without it."
 )
-
-
-class Value(Protocol):
-    """A session's handle of one array. Only its abstract value is looked at."""
-
-    @property
-    def aval(self) -> Any:
-        """Its abstract value."""
-        ...
-
-
-class Session(Protocol):
-    """Executes primitives and owns the memory behind the values."""
-
-    def apply(
-        self, primitive: Any, operands: Sequence[Any], params: dict[str, Any]
-    ) -> Sequence[Value]:
-        """Executes now. Operands are values, or concrete arrays and scalars. Always a sequence."""
-        ...
-
-    def concrete(self, value: Any) -> jax.Array:
-        """The contents, brought back first where they were evicted."""
-        ...
-
-    def as_value(self, x: Any) -> Value:
-        """The value of a stack as a whole."""
-        ...
-
-    def cell_of(self, ref: Any) -> RefCell:
-        """The cell of a reference of the caller's."""
-        ...
-
-    def release_hint(self, value: Any) -> None:
-        """Nothing is likely to read this again: its memory may go. It must stay recoverable."""
-        ...
-
-    def treasure_results_of(self, values: Sequence[Value]) -> bool:
-        """What is made of these, and of that, takes most of the program; whether that was so."""
-        ...
-
-    def treasure_no_results(self, but: bool) -> None:
-        """From now on nothing more is; `but`: what `treasure_results_of` returned."""
-        ...
 
 
 class EagerTrace(ValueTrace, RunsEagerly):
@@ -221,7 +177,7 @@ class EagerTrace(ValueTrace, RunsEagerly):
             return fun.call_wrapped(*tracers)
 
 
-def held_by(session: Any, x: Any) -> Any:
+def held_by(session: Session, x: Any) -> Any:
     """What a program that closes over it sees: of a tracer its value, of a reference its cell."""
     if not isinstance(x, EagerTracer):
         return session.cell_of(x) if is_ref(x) else x
