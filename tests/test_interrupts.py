@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -230,3 +232,15 @@ def test_what_is_raised_while_something_is_handed_over_follows_too(
             time.sleep(0.01)
     assert not failures
     assert not state.is_deleted()
+
+
+def test_all_of_our_files_are_known_as_ours() -> None:
+    """Between their bytecodes nothing is raised; that shows only where threads are late."""
+    ours = [
+        module.__file__
+        for name, module in sys.modules.items()
+        if name.startswith("coop_jax._src.") and module.__file__
+    ]
+    assert len(ours) > 100
+    assert all(file.startswith(interrupts._OURS + os.sep) for file in ours)
+    assert not __file__.startswith(interrupts._OURS)
