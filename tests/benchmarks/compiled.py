@@ -3,9 +3,10 @@
 Each round takes one step of every contender in turn (A B C A B C ...), so that whatever else the
 machine does falls on all of them alike; a ratio is the median over the rounds of one round's two
 times. Memory is what XLA says the jitted step needs (arguments, results, temporaries; what is
-donated once), and what a `run` had at its peak, everything counted. "recompute" is its seconds of
-recomputation for each second of computation, in all steps so far; "launches" is what a step is in
-the end.
+donated once) and on CPU the most that one call of XLA's libraries takes beside that
+(`compat.library_memory`), and what a `run` had at its peak, everything counted. "recompute" is its
+seconds of recomputation for each second of computation, in all steps so far; "launches" is what a
+step is in the end.
 
 Contenders: `jax.jit`; `run` with fusion and without, no budget; `jax.jit` with a `jax.checkpoint`
 around each layer, and around each of √n segments, where the network has them, as XLA compiles it
@@ -47,7 +48,7 @@ from absl import app, flags
 
 from tests.benchmarks import machine
 from tests.benchmarks.apart import Apart, made
-from tests.benchmarks.contenders import KNOWN, Contender, Program, program_of
+from tests.benchmarks.contenders import KNOWN, Contender, Program, count_libraries, program_of
 
 _PROGRAMS = flags.DEFINE_list("programs", list(KNOWN[:7]), f"Which of {', '.join(KNOWN)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 9, "Timed rounds.", lower_bound=1)
@@ -104,7 +105,12 @@ def _print_program(name: str) -> None:
             apart = Apart(title, name, size=_SIZE.value, **options)
             return stack.enter_context(contextlib.closing(apart))
 
-        make = apart if _APART.value else functools.partial(_here, program)
+        plain = apart if _APART.value else functools.partial(_here, program)
+
+        def make(title: str, **options: Any) -> Contender:
+            made = plain(title, **options)
+            return made if "budget" in options else count_libraries(made)
+
         contenders = _contenders(program, make)
         for number in range(-_WARMUPS.value, _REPEATS.value):
             for contender in contenders:

@@ -26,7 +26,7 @@ from absl import app, flags
 
 from tests.benchmarks import machine
 from tests.benchmarks.budgeted import Budgeted
-from tests.benchmarks.contenders import KNOWN, jitted, program_of
+from tests.benchmarks.contenders import KNOWN, count_libraries, jitted, program_of
 
 _PROGRAMS = flags.DEFINE_list("programs", ["gpt", "deep"], "As of tests.benchmarks.compiled.")
 _SHARES = flags.DEFINE_list("shares", ["1", "0.5"], "Budgets, as shares of what jit needs.")
@@ -44,7 +44,7 @@ def _tier(step: Any) -> Any:
 
 def _row(name: str, share: float) -> str:
     program = program_of(name)
-    contender = Budgeted(name, program, int(share * jitted("jit", program).need))
+    contender = Budgeted(name, program, int(share * count_libraries(jitted("jit", program)).need))
     step = contender.step
     seconds: list[float] = []
     begun = settled = 0

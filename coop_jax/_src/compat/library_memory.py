@@ -83,24 +83,26 @@ _PLACE_BYTES = 4
 _LARGE_PRIME = 50
 
 
-def unreported_bytes(serialized: bytes) -> int:
+def unreported_bytes(serialized: bytes, *, one_by_one: bool = False) -> int:
     """What libraries take at most at one time while an optimised module runs.
 
     Args:
       serialized: its `HloModuleProto`.
+      one_by_one: as if nothing ran beside anything: what they take in any case.
     """
     if not any(word in serialized for word in _LOOKED_FOR):
         return 0
     computations, entry = computations_of(serialized, hlo_instructions.read)
-    needed = _Needs(computations).of(entry)
+    needed = _Needs(computations, one_by_one=one_by_one).of(entry)
     return needed if needed >= LEAST_BYTES else 0
 
 
 class _Needs:
     """What computations need, each looked at once."""
 
-    def __init__(self, computations: dict[int, Computation[Instruction]]):
+    def __init__(self, computations: dict[int, Computation[Instruction]], *, one_by_one: bool):
         self._computations = computations
+        self._one_by_one = one_by_one
         self._known: dict[int, int] = {}
 
     def of(self, number: int) -> int:
@@ -112,7 +114,11 @@ class _Needs:
             goes_on = [i.opcode in _ASYNCHRONOUS or i.is_ynn for i in instructions]
             beside = [n if g else 0 for n, g in zip(needed, goes_on, strict=True)]
             alone = [n for n, g in zip(needed, goes_on, strict=True) if not g]
-            self._known[number] = _at_once(instructions, beside) + max(alone, default=0)
+            self._known[number] = (
+                max(needed, default=0)
+                if self._one_by_one
+                else _at_once(instructions, beside) + max(alone, default=0)
+            )
         return self._known[number]
 
     def _of(self, instruction: Instruction, others: dict[int, Instruction]) -> int:
