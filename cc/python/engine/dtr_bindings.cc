@@ -6,13 +6,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/baselines/dtr/simulator.h"
 #include "cc/python/engine/engine_bindings.h"
+#include "cc/python/support/names.h"
 
 namespace nb = nanobind;
 
@@ -21,41 +21,26 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-FungibleHeuristic HeuristicOf(const std::string& name) {
-  if (name == "dtr") return FungibleHeuristic::kDtr;
-  if (name == "union_find") return FungibleHeuristic::kUnionFind;
-  if (name == "local") return FungibleHeuristic::kLocal;
-  if (name == "lru") return FungibleHeuristic::kLru;
-  if (name == "size") return FungibleHeuristic::kSize;
-  if (name == "msps") return FungibleHeuristic::kMsps;
-  throw std::invalid_argument(
-      "heuristic must be 'dtr', 'union_find', 'local', 'lru', 'size' or 'msps', not '" + name +
-      "'");
-}
+constexpr Named<FungibleHeuristic> kHeuristics[] = {
+    {FungibleHeuristic::kDtr, "dtr"},     {FungibleHeuristic::kUnionFind, "union_find"},
+    {FungibleHeuristic::kLocal, "local"}, {FungibleHeuristic::kLru, "lru"},
+    {FungibleHeuristic::kSize, "size"},   {FungibleHeuristic::kMsps, "msps"}};
 
-const char* StatusName(FungibleStatus status) {
-  switch (status) {
-    case FungibleStatus::kOutOfMemory:
-      return "out_of_memory";
-    case FungibleStatus::kThrashing:
-      return "thrashing";
-    case FungibleStatus::kOk:
-      break;
-  }
-  return "ok";
-}
+constexpr Named<FungibleStatus> kStatuses[] = {{FungibleStatus::kOk, "ok"},
+                                               {FungibleStatus::kOutOfMemory, "out_of_memory"},
+                                               {FungibleStatus::kThrashing, "thrashing"}};
 
 nb::dict Simulate(const FungibleProgram& program, const std::string& heuristic,
                   int64_t budget_bytes, int64_t recompute_limit_ns, bool release_pinned) {
-  const FungibleOptions options{HeuristicOf(heuristic), budget_bytes, recompute_limit_ns,
-                                release_pinned};
+  const FungibleOptions options{ValueOf(kHeuristics, heuristic, "heuristic"), budget_bytes,
+                                recompute_limit_ns, release_pinned};
   FungibleResult result;
   {
     const nb::gil_scoped_release unlocked;  // the program is not changed by anybody
     result = SimulateFungible(program, options);
   }
   nb::dict dict;
-  dict["status"] = StatusName(result.status);
+  dict["status"] = NameOf(kStatuses, result.status);
   dict["clock_ns"] = result.clock_ns;
   dict["compute_ns"] = result.compute_ns;
   dict["recompute_ns"] = result.recompute_ns;

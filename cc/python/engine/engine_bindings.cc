@@ -13,27 +13,18 @@
 #include <vector>
 
 #include "cc/python/engine/py_engine.h"
+#include "cc/python/support/names.h"
 
 namespace nb = nanobind;
 
 namespace coop::python {
 namespace {
 
-const char* StateName(StorageState state) {
-  switch (state) {
-    case StorageState::kUnborn:
-      return "unborn";
-    case StorageState::kResident:
-      return "resident";
-    case StorageState::kEvicted:
-      return "evicted";
-    case StorageState::kConsumed:
-      return "consumed";
-    case StorageState::kDead:
-      break;
-  }
-  return "dead";
-}
+constexpr Named<StorageState> kStates[] = {{StorageState::kDead, "dead"},
+                                           {StorageState::kUnborn, "unborn"},
+                                           {StorageState::kResident, "resident"},
+                                           {StorageState::kEvicted, "evicted"},
+                                           {StorageState::kConsumed, "consumed"}};
 
 OperationSpec MakeOperationSpec(const std::vector<int64_t>& output_bytes,
                                 const std::vector<bool>& output_outside,
@@ -166,7 +157,7 @@ void BindEngine(nb::module_& module) {
       .def(
           "state_of",
           [](const PyEngine& self, StorageId storage) {
-            return StateName(self.engine().StateOf(storage));
+            return NameOf(kStates, self.engine().StateOf(storage));
           },
           nb::arg("storage"))
       .def(

@@ -6,31 +6,23 @@
 #include <vector>
 
 #include "cc/python/engine/engine_bindings.h"
+#include "cc/python/support/names.h"
 
 namespace nb = nanobind;
 
 namespace coop::python {
 namespace {
 
-const char* ReasonName(FailureReason reason) {
-  switch (reason) {
-    case FailureReason::kNoSpace:
-      return "no_space";
-    case FailureReason::kThrashing:
-      return "thrashing";
-    case FailureReason::kLimit:
-      return "limit";
-    case FailureReason::kNoFailure:
-      break;
-  }
-  return "none";
-}
+constexpr Named<FailureReason> kReasons[] = {{FailureReason::kNoFailure, "none"},
+                                             {FailureReason::kNoSpace, "no_space"},
+                                             {FailureReason::kThrashing, "thrashing"},
+                                             {FailureReason::kLimit, "limit"}};
 
 }  // namespace
 
 nb::dict FailureDict(const Failure& failure) {
   nb::dict dict;
-  dict["reason"] = ReasonName(failure.reason);
+  dict["reason"] = NameOf(kReasons, failure.reason);
   dict["requested_bytes"] = failure.requested_bytes;
   dict["capacity_bytes"] = failure.capacity_bytes;
   dict["in_use_bytes"] = failure.in_use_bytes;

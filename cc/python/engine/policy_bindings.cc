@@ -10,74 +10,44 @@
 
 #include "cc/core/base/types.h"
 #include "cc/python/engine/engine_bindings.h"
+#include "cc/python/support/names.h"
 
 namespace nb = nanobind;
 
 namespace coop::python {
 namespace {
 
-const char* HeuristicName(Heuristic heuristic) {
+constexpr Named<Heuristic> kHeuristics[] = {{Heuristic::kCoop, "coop"},
+                                            {Heuristic::kDtr, "dtr"},
+                                            {Heuristic::kDte, "dte"},
+                                            {Heuristic::kLookahead, "lookahead"}};
+
+constexpr Named<NeighborhoodMode> kNeighborhoods[] = {{NeighborhoodMode::kUnionFind, "union_find"},
+                                                      {NeighborhoodMode::kExact, "exact"},
+                                                      {NeighborhoodMode::kAncestors, "ancestors"},
+                                                      {NeighborhoodMode::kAwaited, "awaited"}};
+
+// The policy of a heuristic, as the paper or this package defines it.
+Policy PolicyOf(Heuristic heuristic) {
   switch (heuristic) {
     case Heuristic::kDtr:
-      return "dtr";
+      return Policy::Dtr();
     case Heuristic::kDte:
-      return "dte";
+      return Policy::Dte();
     case Heuristic::kLookahead:
-      return "lookahead";
+      return Policy::Lookahead();
     case Heuristic::kCoop:
       break;
   }
-  return "coop";
-}
-
-const char* NeighborhoodName(NeighborhoodMode mode) {
-  switch (mode) {
-    case NeighborhoodMode::kExact:
-      return "exact";
-    case NeighborhoodMode::kAncestors:
-      return "ancestors";
-    case NeighborhoodMode::kAwaited:
-      return "awaited";
-    case NeighborhoodMode::kUnionFind:
-      break;
-  }
-  return "union_find";
-}
-
-std::optional<Policy> NamedPolicy(const std::string& heuristic) {
-  for (const Policy& policy : {Policy::Coop(), Policy::Dtr(), Policy::Dte(), Policy::Lookahead()}) {
-    if (heuristic == HeuristicName(policy.heuristic)) return policy;
-  }
-  return std::nullopt;
-}
-
-std::optional<NeighborhoodMode> NamedNeighborhood(const std::string& name) {
-  for (const NeighborhoodMode mode : {NeighborhoodMode::kUnionFind, NeighborhoodMode::kExact,
-                                      NeighborhoodMode::kAncestors, NeighborhoodMode::kAwaited}) {
-    if (name == NeighborhoodName(mode)) return mode;
-  }
-  return std::nullopt;
+  return Policy::Coop();
 }
 
 Policy MakePolicy(const std::string& heuristic, const std::optional<std::string>& neighborhood,
                   std::optional<bool> sliding_window, std::optional<bool> cheap_partitioning,
                   std::optional<bool> in_place, bool evict_always, bool keep_demanded,
                   bool unheld_first, std::optional<int64_t> search_effort) {
-  const std::optional<Policy> named = NamedPolicy(heuristic);
-  if (!named) {
-    throw std::invalid_argument("heuristic must be 'coop', 'dtr', 'dte' or 'lookahead', not '" +
-                                heuristic + "'");
-  }
-  Policy policy = *named;
-  if (neighborhood) {
-    const std::optional<NeighborhoodMode> mode = NamedNeighborhood(*neighborhood);
-    if (!mode) {
-      throw std::invalid_argument(
-          "neighborhood must be 'union_find', 'exact', 'ancestors' or 'awaited', not '" +
-          *neighborhood + "'");
-    }
-    policy.neighborhood = *mode;
-  }
+  Policy policy = PolicyOf(ValueOf(kHeuristics, heuristic, "heuristic"));
+  if (neighborhood) policy.neighborhood = ValueOf(kNeighborhoods, *neighborhood, "neighborhood");
   policy.sliding_window = sliding_window.value_or(policy.sliding_window);
   policy.cheap_partitioning = cheap_partitioning.value_or(policy.cheap_partitioning);
   policy.in_place = in_place.value_or(policy.in_place);
@@ -90,10 +60,10 @@ Policy MakePolicy(const std::string& heuristic, const std::optional<std::string>
 }
 
 nb::tuple PolicyKey(const Policy& policy) {
-  return nb::make_tuple(HeuristicName(policy.heuristic), NeighborhoodName(policy.neighborhood),
-                        policy.sliding_window, policy.cheap_partitioning, policy.in_place,
-                        policy.evict_always, policy.keep_demanded, policy.unheld_first,
-                        policy.search_effort);
+  return nb::make_tuple(NameOf(kHeuristics, policy.heuristic),
+                        NameOf(kNeighborhoods, policy.neighborhood), policy.sliding_window,
+                        policy.cheap_partitioning, policy.in_place, policy.evict_always,
+                        policy.keep_demanded, policy.unheld_first, policy.search_effort);
 }
 
 // An argument as a T, or a TypeError that says which argument is not one.
@@ -140,9 +110,10 @@ void BindPolicy(nb::module_& module) {
           nb::arg("in_place").none() = nb::none(), nb::arg("evict_always") = false,
           nb::arg("keep_demanded") = true, nb::arg("unheld_first") = true,
           nb::arg("search_effort").none() = nb::none())
-      .def_prop_ro("heuristic", [](const Policy& self) { return HeuristicName(self.heuristic); })
+      .def_prop_ro("heuristic",
+                   [](const Policy& self) { return NameOf(kHeuristics, self.heuristic); })
       .def_prop_ro("neighborhood",
-                   [](const Policy& self) { return NeighborhoodName(self.neighborhood); })
+                   [](const Policy& self) { return NameOf(kNeighborhoods, self.neighborhood); })
       .def_ro("sliding_window", &Policy::sliding_window)
       .def_ro("cheap_partitioning", &Policy::cheap_partitioning)
       .def_ro("in_place", &Policy::in_place)

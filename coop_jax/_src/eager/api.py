@@ -9,9 +9,6 @@ that looks ahead calls that repeat follow plans (see `planning.recorded_calls`).
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -23,7 +20,7 @@ from coop_jax._src.eager.lessons import Lessons
 from coop_jax._src.eager.session import Session
 from coop_jax._src.eager.trace.scope import EagerScope
 from coop_jax._src.eager.transformed_calls import TransformedCalls
-from coop_jax._src.execution.function_settings import FunctionSettings
+from coop_jax._src.execution.function_settings import FunctionSettings, FunctionUnderBudget
 from coop_jax._src.execution.homes import Home
 from coop_jax._src.execution.runtime import Runtime, check_runtime
 from coop_jax._src.planning import policies, recorded_calls
@@ -123,35 +120,14 @@ def remat_eager(
     return decorate if fn is None else decorate(fn)
 
 
-class EagerFunction(Generic[P, R]):
+class EagerFunction(FunctionUnderBudget, Generic[P, R]):
     """A function that runs eagerly under a budget; made by `remat_eager`."""
 
     def __init__(self, settings: FunctionSettings):
-        functools.update_wrapper(self, settings.convention.fn, updated=())
-        self._settings = settings
+        super().__init__(settings)
         self._fn = settings.convention.fn
-        self._home = settings.home
         self._lessons = Lessons()
         self._transformed = TransformedCalls(settings, EagerFunction)
-
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime the function runs in; the last call's if there are several.
-
-        Raises:
-          RuntimeError: before the first call.
-        """
-        return self._settings.runtime()
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """A method, where the function is an attribute of a class."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._settings.copied(),)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> EagerFunction[P, R]:
-        return copy.copy(self)  # functions are not copied, nor are runtimes
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function; results are ordinary arrays that live in the pool.

@@ -7,6 +7,7 @@ Thread rule: the session's. Cost: some microseconds of Python for each.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,17 +20,32 @@ from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.execution.verification import Verifier
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """What is launched, and where its results go.
+
+    Attributes:
+      prepared: the operation.
+      executable: what to launch.
+      places: for each result its storage, the storage it is wanted for now (-1: for none), its
+        offset (-1: outside the pool) and the operand whose memory it takes (-1: none).
+      recompute: whether it has run before.
+      given: whether the memory that is overwritten is the caller's.
+    """
+
+    prepared: Prepared
+    executable: Executable
+    places: Sequence[tuple[int, int, int, int]]
+    recompute: bool
+    given: bool
+
+
 def first_launch(
     runtime: Runtime,
     core: _core.SessionCore,
     verifier: Verifier | None,
-    prepared: Prepared,
-    executable: Executable,
-    places: Sequence[tuple[int, int, int, int]],
+    it: Launch,
     operands: list[Any],
-    *,
-    recompute: bool,
-    given: bool,
 ) -> list[Any]:
     """Launches what is not known to obey yet.
 
@@ -37,24 +53,20 @@ def first_launch(
       runtime: of the call.
       core: of the session.
       verifier: compares what is made again, if it is to.
-      prepared: the operation.
-      executable: what to launch.
-      places: for each result its storage, the storage it is wanted for now (-1: for none), its
-        offset (-1: outside the pool) and the operand whose memory it takes (-1: none).
+      it: what to launch.
       operands: arrays and scalars; the list is emptied.
-      recompute: whether it has run before.
-      given: whether the memory that is overwritten is the caller's.
 
     Returns:
       The results by number.
     """
+    executable, places, recompute = it.executable, it.places, it.recompute
     memory = runtime.memory()
     specs = [(k, memory.spec(executable.kernel.out_avals[k])) for k in executable.slot_results]
     slots = [(places[k][2], spec) for k, spec in specs]
     first = not executable.checked
     begin = time.perf_counter()
     over = [(mode, places[k][2]) for k, mode in enumerate(executable.modes) if mode >= 0]
-    consumed = [operands[mode] for mode, _ in over] if given else None
+    consumed = [operands[mode] for mode, _ in over] if it.given else None
     results = launch(
         executable, slots, operands, over, memory, consumed=consumed, recompute=recompute
     )
@@ -70,6 +82,6 @@ def first_launch(
     for k, result in zip(executable.order, results, strict=True):
         by_number[k] = result
     if verifier is not None:
-        label, validate = prepared.kernel.label, core.validate
+        label, validate = it.prepared.kernel.label, core.validate
         verifier.see_launch(places, by_number, label, recompute=recompute, validate=validate)
     return by_number

@@ -7,6 +7,7 @@ Thread rule: the cache belongs to the device's kernel cache; entries are never c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -42,6 +43,17 @@ def _prepared_in(cache: KernelCache) -> _core.PreparedOperations:
         if len(cache.prepared) > _KEPT_STATES:
             cache.prepared.popitem(last=False)
         return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Application:
+    """A primitive on operands that was not seen before; as for `Preparer.prepare`."""
+
+    primitive: Any
+    operands: Sequence[Any]
+    params: dict[str, Any]
+    context: Any
+    effects: Any
 
 
 class Preparer:
@@ -80,22 +92,17 @@ class Preparer:
             found: Prepared | None = known
             return found
         within = None if isinstance(context, contexts.Context) else context
-        prepared = self._prepare_new(primitive, operands, params, within, effects, eqn)
+        application = _Application(primitive, operands, params, within, effects)
+        prepared = self._prepare_new(application, eqn)
         if len(self.prepared) > _KEPT:
             self.prepared.clear()
         if prepared is not None or not jaxprs.closes_over_tracers(params):
             self.prepared[quick] = prepared  # a key with a value in it would keep that
         return prepared
 
-    def _prepare_new(
-        self,
-        primitive: Any,
-        operands: Sequence[Any],
-        params: dict[str, Any],
-        context: Any,
-        effects: Any,
-        eqn: Any,
-    ) -> Prepared | None:
+    def _prepare_new(self, application: _Application, eqn: Any) -> Prepared | None:
+        primitive, operands = application.primitive, application.operands
+        params = application.params
         body = jaxprs.call_body(primitive, params)
         if body is not None and not is_group_body(*body):
             return None
@@ -126,21 +133,15 @@ class Preparer:
                 and arrays.dlpack_type(first.aval.dtype) is not None
                 and primitives.is_view(primitive, params, first.aval, out_avals[0])
             )
-        kernel, selection = self._kernelise(
-            primitive, operands, params, context, effects, out_avals
-        )
+        kernel, selection = self._kernelise(application, out_avals)
         # Also of a view: an operand outside the pool cannot be viewed.
         return self._finish(kernel, selection, out_avals, view=view)
 
     def _kernelise(
-        self,
-        primitive: Any,
-        operands: Sequence[Any],
-        params: dict[str, Any],
-        context: Any,
-        effects: Any,
-        out_avals: Sequence[Any],
+        self, application: _Application, out_avals: Sequence[Any]
     ) -> tuple[Kernel, list[int]]:
+        primitive, operands = application.primitive, application.operands
+        params = application.params
         selection: list[int] = []
         local: list[int | LiteralValue] = []
         seen: dict[int, int] = {}
@@ -158,6 +159,7 @@ class Preparer:
         body = jaxprs.call_body(primitive, params)
         if body is None:
             results: Sequence[Any] = range(len(selection), len(selection) + len(out_avals))
+            context, effects = application.context, application.effects
             builder.add(primitive, params, context, effects, out_avals, local, results)
         else:
             results = builder.inline(body[0], body[1], local)

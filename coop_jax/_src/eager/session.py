@@ -27,7 +27,7 @@ from coop_jax._src.compat import arrays, contexts, jaxprs, number_checks, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.eager import interpreter
 from coop_jax._src.eager.beside import Beside, enough_bytes
-from coop_jax._src.eager.first_launches import first_launch
+from coop_jax._src.eager.first_launches import Launch, first_launch
 from coop_jax._src.eager.operation_cache import Prepared, Preparer
 from coop_jax._src.eager.session_inputs import Externals
 from coop_jax._src.eager.values import Value, aval_of_key, operand_key
@@ -289,17 +289,8 @@ class Session:
         given: bool,
     ) -> list[Any]:
         """Launches what is not known to obey yet; see `first_launch`."""
-        return first_launch(
-            self._runtime,
-            self._core,
-            self._verifier,
-            prepared,
-            executable,
-            places,
-            operands,
-            recompute=recompute,
-            given=given,
-        )
+        launch = Launch(prepared, executable, places, recompute, given)
+        return first_launch(self._runtime, self._core, self._verifier, launch, operands)
 
     # --- Keeping books ---
 

@@ -1,9 +1,12 @@
-"""What a function under a budget was given, by whichever front end."""
+"""Functions under a budget, by whichever front end: what they were given, how they are copied."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import types
+from typing import Any, Self
 
 from coop_jax._src.execution.homes import Home
 from coop_jax._src.execution.runtime import Runtime
@@ -49,3 +52,31 @@ class FunctionSettings:
         if self.home.latest is None:
             raise RuntimeError("the runtime is made by the first call of this function")
         return self.home.latest
+
+
+class FunctionUnderBudget:
+    """What the functions of both front ends have in common; each defines `__call__`."""
+
+    def __init__(self, settings: FunctionSettings):
+        functools.update_wrapper(self, settings.convention.fn, updated=())  # type: ignore[arg-type]
+        self._settings = settings
+        self._home = settings.home
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime the function runs in; the last call's if there are several.
+
+        Raises:
+          RuntimeError: before the first call.
+        """
+        return self._settings.runtime()
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A method, where the function is an attribute of a class."""
+        return self if instance is None else types.MethodType(self, instance)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._settings.copied(),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return copy.copy(self)  # functions are not copied, nor are runtimes

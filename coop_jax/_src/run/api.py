@@ -7,9 +7,6 @@ in the middle are one look at the arguments (see `fast_path`).
 
 from __future__ import annotations
 
-import copy
-import functools
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -17,7 +14,7 @@ import jax
 
 from coop_jax._src.compat import arrays, contexts, thread_state, transfers, transforms
 from coop_jax._src.compat import refs as compat_refs
-from coop_jax._src.execution.function_settings import FunctionSettings
+from coop_jax._src.execution.function_settings import FunctionSettings, FunctionUnderBudget
 from coop_jax._src.execution.homes import Home
 from coop_jax._src.execution.runtime import Runtime, check_runtime
 from coop_jax._src.lowering.passes import fusion as fusing
@@ -116,39 +113,17 @@ def run(
     )
 
 
-class BudgetedFunction(Generic[P, R]):
+class BudgetedFunction(FunctionUnderBudget, Generic[P, R]):
     """A function under a budget; made by `run`. Calls are thread-safe, one at a time."""
 
     def __init__(self, settings: FunctionSettings):
-        functools.update_wrapper(self, settings.convention.fn, updated=())
-        self._settings = settings
+        super().__init__(settings)
         self._convention = settings.convention
-        self._home = settings.home
         self._signatures: Recent[Signature] = Recent(64)  # with the last call beside them
         self._transformed = TransformedCalls(settings, BudgetedFunction)
 
-    @property
-    def runtime(self) -> Runtime:
-        """The runtime the function runs in; the last call's if there are several.
-
-        Raises:
-          RuntimeError: before the first call, when the budget is a fraction of a program not yet
-            seen.
-        """
-        return self._settings.runtime()
-
     def __repr__(self) -> str:
         return f"<coop_jax.run of {self._convention.fn!r}>"
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """A method, where the function is an attribute of a class."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._settings.copied(),)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> BudgetedFunction[P, R]:
-        return copy.copy(self)  # functions are not copied, nor are runtimes
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function; results are ordinary arrays that live in the pool.

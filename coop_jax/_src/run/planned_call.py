@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -29,7 +29,7 @@ from coop_jax._src.execution.plan_lowering import compile_plan
 from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.ir.program import Program
 from coop_jax._src.planning import planner as planning
-from coop_jax._src.planning.planner import first_residency
+from coop_jax._src.planning.planner import PlanSettings, first_residency
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.run.argument_passing import (
@@ -70,7 +70,7 @@ def plan_of(
     plan = signature.plans.get(residency)
     if plan is None:
         with progress.shown(runtime._progress):
-            plan = _make(runtime, signature, program, residency, fused=fused)
+            plan = _PlanMaker(runtime, signature, program, residency, fused).make()
         signature.planned += 1
         signature.plans[residency] = plan
         if len(signature.plans) > _KEPT:
@@ -78,60 +78,68 @@ def plan_of(
     return plan
 
 
-def _make(
-    runtime: Runtime,
-    signature: Signature,
-    program: Program,
-    residency: Residency,
-    *,
-    fused: bool,
-) -> CompiledPlan:
-    settings = runtime._settings
-    plain = without_search(settings)
-    # A search may find what launches other forms, for whose workspace there is no room then. By the
-    # policy's own plan a budget was searched for that does.
-    ways = (plain, settings) if signature.planned >= _SEARCHED else (settings, plain)
-    # What is needed beside the values only compiling tells, also where no budget would do.
-    needed = compile_all(signature, program, runtime)
-    compiled: CompiledPlan | None = None
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PlanMaker:
+    """Makes the plan that `plan_of` is asked for."""
 
-    def launches(plan: _core.Plan, provision: Provision) -> Launches:
-        nonlocal compiled
-        compiled, used = compile_plan(
-            plan,
-            program,
-            residency,
-            runtime.memory(),
-            runtime._cache,
-            provision=provision,
-            outside_bytes=plan.stats["peak_outside_bytes"],
+    runtime: Runtime
+    signature: Signature
+    program: Program
+    residency: Residency
+    fused: bool
+
+    def make(self) -> CompiledPlan:
+        """By the first way that fits."""
+        runtime, signature, program = self.runtime, self.signature, self.program
+        # What is needed beside the values only compiling tells, also where no budget would do.
+        needed = compile_all(signature, program, runtime)
+        compiled: CompiledPlan | None = None
+
+        def launches(plan: _core.Plan, provision: Provision) -> Launches:
+            nonlocal compiled
+            compiled, used = compile_plan(
+                plan,
+                program,
+                self.residency,
+                runtime.memory(),
+                runtime._cache,
+                provision=provision,
+                outside_bytes=plan.stats["peak_outside_bytes"],
+            )
+            return used
+
+        planner = planner_of(runtime, signature, program, self.residency)
+        for way in self._ways():
+            made = fitted(planner, way, needed, launches)
+            if made.plan.feasible:
+                assert compiled is not None
+                return compiled
+        # Finding it takes seconds; another state of the pool is tried first where it can be.
+        final = moved_out(self.residency) == self.residency
+        smallest = self._smallest_budget(needed) if final else None
+        raise exceeded(runtime, signature, program, made.plan, smallest, fused=self.fused)
+
+    def _ways(self) -> Iterable[PlanSettings]:
+        """A search may find what launches other forms, for whose workspace there is no room then.
+
+        By the policy's own plan a budget was searched for that does.
+        """
+        settings = self.runtime._settings
+        plain = without_search(settings)
+        searched = self.signature.planned < _SEARCHED
+        return dict.fromkeys((settings, plain) if searched else (plain, settings))
+
+    def _smallest_budget(self, needed: Sequence[int]) -> int | None:
+        """A budget that would do for a runtime that is new, as another budget means."""
+        runtime, program = self.runtime, self.program
+        residency = first_residency(program)
+        return smallest_fitting(
+            lambda budget: planner_of(runtime, self.signature, program, residency, budget),
+            runtime.capacity_bytes(),
+            runtime._settings,
+            needed,
+            lambda plan, _: launched(plan, program, runtime.device, runtime._cache),
         )
-        return used
-
-    planner = planner_of(runtime, signature, program, residency)
-    for way in dict.fromkeys(ways):
-        made = fitted(planner, way, needed, launches)
-        if made.plan.feasible:
-            assert compiled is not None
-            return compiled
-    # Finding it takes seconds; another state of the pool is tried first where it can be.
-    final = moved_out(residency) == residency
-    smallest = _smallest_budget(runtime, signature, program, needed) if final else None
-    raise exceeded(runtime, signature, program, made.plan, smallest, fused=fused)
-
-
-def _smallest_budget(
-    runtime: Runtime, signature: Signature, program: Program, needed: Sequence[int]
-) -> int | None:
-    """A budget that would do for a runtime that is new, as another budget means."""
-    residency = first_residency(program)
-    return smallest_fitting(
-        lambda budget: planner_of(runtime, signature, program, residency, budget),
-        runtime.capacity_bytes(),
-        runtime._settings,
-        needed,
-        lambda plan, _: launched(plan, program, runtime.device, runtime._cache),
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
