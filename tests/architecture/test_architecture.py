@@ -34,6 +34,7 @@ ALLOWED = {
 MAY_TOUCH_JAX = ("compat.", "eager.trace.")
 
 MOST_LINES = {".py": 350, ".h": 400, ".cc": 400}
+MOST_LINES_OF_A_FUNCTION = 60
 
 _OURS = re.compile(r'#include "(.*)"')
 _ANY_INCLUDE = re.compile(r"#include [<\"](.*)[>\"]")
@@ -94,6 +95,23 @@ def long_files(root: pathlib.Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)}: {lines} lines"
 
 
+def long_functions(root: pathlib.Path) -> Iterator[str]:
+    """Python functions that are too long to follow, without their docstrings."""
+    for path in sorted(root.glob("coop_jax/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            lines = _lines_of(node)
+            if ast.get_docstring(node) is not None:
+                lines -= _lines_of(node.body[0])
+            if lines > MOST_LINES_OF_A_FUNCTION:
+                yield f"{path.relative_to(root)}:{node.lineno}: {node.name}, {lines} lines"
+
+
+def _lines_of(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
 RULES: list[tuple[Callable[[pathlib.Path], Iterator[str]], str, str, str]] = [
     # A rule, the root that it takes, and a file that breaks it.
     (
@@ -113,6 +131,7 @@ RULES: list[tuple[Callable[[pathlib.Path], Iterator[str]], str, str, str]] = [
     (includes_of_the_engine, "", "cc/core/engine/a.h", '#include "cc/python/value.h"\n'),
     (includes_of_the_engine, "", "cc/core/engine/a.cc", "#include <Python.h>\n"),
     (long_files, "", "coop_jax/a.py", "x = 1\n" * 1000),
+    (long_functions, "", "coop_jax/a.py", "def f():\n" + "    x = 1\n" * 60),
 ]
 OTHERS = {
     "run/api.py": "",

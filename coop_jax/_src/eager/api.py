@@ -189,17 +189,7 @@ class EagerFunction(FunctionUnderBudget, Generic[P, R]):
                 values = [trace.value_of(x) for x in flat]
                 uses = trace.uses_of(flat)
             session.write_back()
-            out: list[Any] = []
-            for x, v in zip(flat, values, strict=True):
-                try:
-                    out.append(x if v is None else _taken(session, v))
-                except BaseException as error:
-                    refused = isinstance(error, BudgetExceededError)
-                    if refused and needed is not None and len(out) >= needed():
-                        del out[needed() :]
-                        break
-                    out.clear()  # whoever keeps the traceback must not keep results
-                    raise
+            out = _results(session, flat, values, needed)
             avals = [None if v is None else v.aval for v in values]
             complete = len(out) == len(avals)
             del values, flat
@@ -264,6 +254,24 @@ class _Ending:
             self.session.close()
         if self.lesson is not None:
             self._lessons.forget(self.lesson)
+
+
+def _results(
+    session: Session, flat: Sequence[Any], values: Sequence[Any], needed: Callable[[], int] | None
+) -> list[Any]:
+    """What a function returned, values as arrays; results beyond the `needed` may be left out."""
+    out: list[Any] = []
+    for x, v in zip(flat, values, strict=True):
+        try:
+            out.append(x if v is None else _taken(session, v))
+        except BaseException as error:
+            refused = isinstance(error, BudgetExceededError)
+            if refused and needed is not None and len(out) >= needed():
+                del out[needed() :]
+                break
+            out.clear()  # whoever keeps the traceback must not keep results
+            raise
+    return out
 
 
 def _taken(session: Session, value: Any) -> jax.Array:

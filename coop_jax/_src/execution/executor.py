@@ -11,7 +11,7 @@ Thread rule: under the runtime's lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from coop_jax._src.compat import arrays, number_checks
 from coop_jax._src.execution import slot_copy
 from coop_jax._src.execution.executables import Executable
 from coop_jax._src.execution.instructions import CompiledPlan, Forget, Run, View
-from coop_jax._src.execution.native_replay import may_be_ready, replay_of
+from coop_jax._src.execution.native_replay import count_seconds, may_be_ready, replay_of
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.execution.stats import Counters
 from coop_jax._src.execution.verification import Verifier
@@ -64,14 +64,7 @@ def execute(
         env[value] = array
     for value, array in zip(compiled.constants, constants, strict=True):
         env[value] = array
-    for offset, nbytes in compiled.reserved:
-        memory.pool.discard(offset, nbytes)
-    for number, spec, offset in compiled.adopt:
-        if not interrupts.consumed:
-            interrupts.check()
-        memory.adopt(offset, spec, inputs[number])
-    if compiled.adopt:
-        _core.return_freed_memory()  # the pool has what they took
+    _prepare_pool(compiled, inputs, memory, interrupts)
     replay = None if verifier is not None else _replay(compiled, memory, counters)
 
     def misplaced(number: int, results: Sequence[jax.Array]) -> list[jax.Array]:
@@ -115,14 +108,21 @@ def execute(
     finally:
         env.clear()  # whoever keeps the traceback must not keep the values
         if replay is not None:
-            seconds, again = replay.compute_seconds, replay.recompute_seconds
-            if memory.ordered:  # nobody knows what each took
-                seconds += again
-                again = seconds * _recompute_share(compiled.stats)
-                seconds -= again
-            counters.compute_seconds += seconds
-            counters.recompute_seconds += again
-            replay.compute_seconds = replay.recompute_seconds = 0.0
+            count_seconds(replay, compiled.stats, counters, ordered=memory.ordered)
+
+
+def _prepare_pool(
+    compiled: CompiledPlan, inputs: Sequence[jax.Array], memory: PoolMemory, interrupts: Interrupts
+) -> None:
+    """Gives back pages that the plan leaves alone; takes in inputs that lie outside."""
+    for offset, nbytes in compiled.reserved:
+        memory.pool.discard(offset, nbytes)
+    for number, spec, offset in compiled.adopt:
+        if not interrupts.consumed:
+            interrupts.check()
+        memory.adopt(offset, spec, inputs[number])
+    if compiled.adopt:
+        _core.return_freed_memory()  # the pool has what they took
 
 
 def _check_constants(compiled: CompiledPlan, constants: Sequence[Any]) -> None:
@@ -132,12 +132,6 @@ def _check_constants(compiled: CompiledPlan, constants: Sequence[Any]) -> None:
         for value, array in zip(compiled.constants, constants, strict=True):
             if value in results:
                 number_checks.check(number_checks.CONSTANT, [array])
-
-
-def _recompute_share(stats: Mapping[str, Any]) -> float:
-    """Of the seconds that a plan is expected to take, those of recomputations."""
-    again = float(stats["recompute_seconds"])
-    return again / ((float(stats["compute_seconds"]) + again) or 1.0)
 
 
 def _outputs(

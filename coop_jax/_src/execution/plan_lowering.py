@@ -220,13 +220,18 @@ class _Translator:
     def _values_of(self, storage: int) -> list[int]:
         return [v for v in self.program.storages[storage].values if v in self.present]
 
-    def _forget(self, storage: int) -> None:
+    def _leave(self, storage: int) -> list[int]:
+        """A storage loses its memory; returns the values that were there."""
         gone = self._values_of(storage)
         self.present.difference_update(gone)
         self.offset_of.pop(storage, None)
-        consumes = storage in self.donated_storages
         for value in gone:
             self.kept.pop(value, None)
+        return gone
+
+    def _forget(self, storage: int) -> None:
+        consumes = storage in self.donated_storages
+        gone = self._leave(storage)
         if gone:
             self.out.append(Forget(tuple(gone), consumes))
 
@@ -272,14 +277,9 @@ class _Translator:
             elif in_place >= 0:
                 overwritten.append((in_place, offset))
                 storage = self.program.values[op.operands[in_place]].storage
-                gone = self._values_of(storage)
-                self.present.difference_update(gone)
-                self.offset_of.pop(storage, None)
-                forget += gone
+                forget += self._leave(storage)
                 if storage in self.donated_storages:
                     consumed.append(offset)
-                for value in gone:
-                    self.kept.pop(value, None)
         results = []
         for k in executable.order:
             storage, offset, _ = placements[k]

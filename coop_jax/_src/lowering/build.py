@@ -8,7 +8,7 @@ Thread rule: as the kernel cache. Cost: linear in the number of equations after 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coop_jax._src.ir import cost_model
@@ -80,19 +80,7 @@ def build_program(
         Value(numbers[s], a, at)
         for s, a, at in zip(storage_of, flattener.avals, flattener.offsets, strict=True)
     ]
-    finished = []
-    for index, op in enumerate(operations):
-        pairs = []
-        for k, result in enumerate(op.results):
-            operand = chosen.pairs.get((index, k), -1)
-            if operand >= 0:
-                both = (values[result].storage, values[op.operands[operand]].storage)
-                if any(storages[s].outside for s in both):
-                    operand = -1
-            pairs.append(operand)
-        finished.append(
-            Operation(op.kernel, op.operands, op.results, tuple(pairs), op.source, op.name_stack)
-        )
+    finished = _finished(operations, chosen.pairs, values, storages)
     return Program(
         values=tuple(values),
         storages=tuple(storages),
@@ -103,6 +91,29 @@ def build_program(
         outputs=tuple(outputs),
         releases=releases_of(finished, values, inputs, outputs, donated),
     )
+
+
+def _finished(
+    operations: Sequence[RawOperation],
+    pairs: Mapping[tuple[int, int], int],
+    values: Sequence[Value],
+    storages: Sequence[Storage],
+) -> list[Operation]:
+    """The operations with what they write in place: only in the pool, and over what is there."""
+    finished = []
+    for index, op in enumerate(operations):
+        over = []
+        for k, result in enumerate(op.results):
+            operand = pairs.get((index, k), -1)
+            if operand >= 0:
+                both = (values[result].storage, values[op.operands[operand]].storage)
+                if any(storages[s].outside for s in both):
+                    operand = -1
+            over.append(operand)
+        finished.append(
+            Operation(op.kernel, op.operands, op.results, tuple(over), op.source, op.name_stack)
+        )
+    return finished
 
 
 def _live_operations(

@@ -35,88 +35,120 @@ def choose_in_place(
     that the result replaces: so an updated parameter ends up at the address of the old one. Where
     they changed places, every step would find another pool, and be planned anew.
     """
-    storage_of, avals = flattener.storages, flattener.avals
-    last_use: dict[int, int] = {}
+    chooser = _Chooser(flattener, operations, inputs, outputs, donated)
     for index, op in enumerate(operations):
-        last_use.update((storage_of[v], index) for v in op.operands)
-    kept = {storage_of[v] for v in outputs}
-    kept.update(storage_of[v] for v, d in zip(inputs, donated, strict=True) if not d)
-    kept.update(storage_of[v] for v, _ in flattener.constants)
-    chosen = InPlace(
-        {}, {storage_of[v]: k for k, (v, d) in enumerate(zip(inputs, donated, strict=True)) if d}
-    )
+        chooser.pair_first_result(index, op)
+        if op.kernel.is_group:
+            chooser.pair_results_of_group(index, op)
+    return chooser.chosen
 
-    def kind(value: int) -> tuple[int, Any]:
-        return storage_of[value], (avals[value].shape, avals[value].dtype)
 
-    replaced = replaced_inputs([kind(v) for v in inputs], donated, [kind(v) for v in outputs])
-    for op in reversed(operations):
-        # What is written over part by part ends up where its first form lies.
-        if op.kernel.touches_part and op.kernel.in_place_operands:
-            end = replaced.get(storage_of[op.results[0]])
-            if end is not None:
-                replaced.setdefault(storage_of[op.operands[op.kernel.in_place_operands[0]]], end)
+class _Chooser:
+    """Looks at operations in order; `chosen` is what was decided so far."""
 
-    def is_own(op: RawOperation, result: int, number: int) -> bool:
+    def __init__(
+        self,
+        flattener: Builder,
+        operations: Sequence[RawOperation],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        donated: Sequence[bool],
+    ):
+        storage_of, avals = flattener.storages, flattener.avals
+        self._flattener, self._storage_of, self._avals = flattener, storage_of, avals
+        self._last_use: dict[int, int] = {}
+        for index, op in enumerate(operations):
+            self._last_use.update((storage_of[v], index) for v in op.operands)
+        given = list(enumerate(zip(inputs, donated, strict=True)))
+        self._kept = {storage_of[v] for v in outputs}
+        self._kept.update(storage_of[v] for _, (v, d) in given if not d)
+        self._kept.update(storage_of[v] for v, _ in flattener.constants)
+        self.chosen = InPlace({}, {storage_of[v]: k for k, (v, d) in given if d})
+
+        def kind(value: int) -> tuple[int, Any]:
+            return storage_of[value], (avals[value].shape, avals[value].dtype)
+
+        replaced = replaced_inputs([kind(v) for v in inputs], donated, [kind(v) for v in outputs])
+        for op in reversed(operations):
+            # What is written over part by part ends up where its first form lies.
+            if op.kernel.touches_part and op.kernel.in_place_operands:
+                end = replaced.get(storage_of[op.results[0]])
+                if end is not None:
+                    first = op.operands[op.kernel.in_place_operands[0]]
+                    replaced.setdefault(storage_of[first], end)
+        self._replaced = replaced  # storage -> the donated input whose place it takes
+
+    def _origin(self, value: int) -> int | None:
+        """The donated input that a value's memory descends from."""
+        return self.chosen.origin.get(self._storage_of[value])
+
+    def _is_own(self, op: RawOperation, result: int, number: int) -> bool:
         """Whether a result replaces the donated input that an operand descends from."""
-        origin = chosen.origin.get(storage_of[op.operands[number]])
-        return origin is not None and origin == replaced.get(storage_of[op.results[result]])
-
-    def dies(op: RawOperation, index: int, number: int) -> bool:
-        """Whether nobody else reads an operand, so that a result may take its memory."""
-        storage = storage_of[op.operands[number]]
-        return (
-            last_use[storage] == index
-            and storage not in kept
-            and sum(storage_of[v] == storage for v in op.operands) == 1
-            and not flattener.is_part(op.operands[number])
-            and storage not in flattener.fixed_outside
+        origin = self._origin(op.operands[number])
+        return origin is not None and origin == self._replaced.get(
+            self._storage_of[op.results[result]]
         )
 
-    def stays(result: int) -> bool:
+    def _dies(self, op: RawOperation, index: int, number: int) -> bool:
+        """Whether nobody else reads an operand, so that a result may take its memory."""
+        storage = self._storage_of[op.operands[number]]
+        return (
+            self._last_use[storage] == index
+            and storage not in self._kept
+            and sum(self._storage_of[v] == storage for v in op.operands) == 1
+            and not self._flattener.is_part(op.operands[number])
+            and storage not in self._flattener.fixed_outside
+        )
+
+    def _stays(self, result: int) -> bool:
         """Whether a result is one of the program, or becomes one where it lies."""
-        return storage_of[result] in kept or storage_of[result] in replaced
+        storage = self._storage_of[result]
+        return storage in self._kept or storage in self._replaced
 
-    def pair(op: RawOperation, index: int, result: int, number: int) -> None:
-        storage = storage_of[op.operands[number]]
-        chosen.pairs[index, result] = number
-        if storage in chosen.origin:
-            chosen.origin[storage_of[op.results[result]]] = chosen.origin[storage]
+    def _pair(self, op: RawOperation, index: int, result: int, number: int) -> None:
+        self.chosen.pairs[index, result] = number
+        origin = self._origin(op.operands[number])
+        if origin is not None:
+            self.chosen.origin[self._storage_of[op.results[result]]] = origin
 
-    for index, op in enumerate(operations):
+    def pair_first_result(self, index: int, op: RawOperation) -> None:
+        """Pairs an operation's first result with the best of the operands that it may overwrite."""
+        last = len(self._avals)  # behind every input
         candidates = [
-            (not is_own(op, 0, n), chosen.origin.get(storage_of[op.operands[n]], len(inputs)), n)
+            (
+                not self._is_own(op, 0, n),
+                self.chosen.origin.get(self._storage_of[op.operands[n]], last),
+                n,
+            )
             for n in op.kernel.in_place_operands
-            if dies(op, index, n)
+            if self._dies(op, index, n)
         ]
-        taken = -1
-        if candidates and flattener.can_lie_in_pool(avals[op.results[0]]):
-            taken = min(candidates)[2]
-            pair(op, index, 0, taken)
-        if not op.kernel.is_group:
-            continue
-        # A group (an optimizer's update, say): what it replaces of the donated inputs, in order.
-        free = [
-            n
+        if candidates and self._flattener.can_lie_in_pool(self._avals[op.results[0]]):
+            self._pair(op, index, 0, min(candidates)[2])
+
+    def pair_results_of_group(self, index: int, op: RawOperation) -> None:
+        """Pairs what a group (an optimizer's update, say) replaces of donated inputs, in order."""
+        taken = self.chosen.pairs.get((index, 0), -1)
+        origins = {
+            n: origin
             for n, v in enumerate(op.operands)
-            if n != taken and storage_of[v] in chosen.origin and dies(op, index, n)
-        ]
-        free.sort(key=lambda n: chosen.origin[storage_of[op.operands[n]]])
+            if n != taken and (origin := self._origin(v)) is not None and self._dies(op, index, n)
+        }
+        free = sorted(origins, key=origins.__getitem__)
         for own in (True, False):
             for k, result in enumerate(op.results):
-                wanted = avals[result]
-                if (index, k) in chosen.pairs or not stays(result):
+                wanted = self._avals[result]
+                if (index, k) in self.chosen.pairs or not self._stays(result):
                     continue
                 for n in free:
-                    aval = avals[op.operands[n]]
+                    aval = self._avals[op.operands[n]]
                     if (aval.shape, aval.dtype) == (wanted.shape, wanted.dtype) and (
-                        not own or is_own(op, k, n)
+                        not own or self._is_own(op, k, n)
                     ):
-                        if flattener.can_lie_in_pool(wanted):
-                            pair(op, index, k, n)
+                        if self._flattener.can_lie_in_pool(wanted):
+                            self._pair(op, index, k, n)
                             free.remove(n)
                         break
-    return chosen
 
 
 def completed_origins(

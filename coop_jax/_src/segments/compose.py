@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,20 +137,12 @@ class Composer:
             first_result += len(op.results)
         results = self._left(numbers)
         outputs = tuple(number_of[values[v].storage] for v in results)
-        in_place, taken = [], set[int]()
-        for v in results:
-            operand = over.get(values[v].storage, -1)
-            if operand >= 0:
-                a, b = values[operands[operand]].aval, values[v].aval
-                if operand in taken or (a.shape, a.dtype) != (b.shape, b.dtype):
-                    operand = -1
-            taken.add(operand)
-            in_place.append(operand)
+        in_place = self._in_place(results, operands, over)
         gone = self._gone(numbers)
         given_up = [
             k
             for k, v in enumerate(operands)
-            if k not in taken and values[v].storage in gone and self._is_whole(v)
+            if k not in in_place and values[v].storage in gone and self._is_whole(v)
         ]
         kernel = self._kernel(
             members,
@@ -166,6 +158,20 @@ class Composer:
         return Operation(
             kernel, tuple(operands), tuple(results), tuple(in_place), ops[0].source, ""
         )
+
+    def _in_place(
+        self, results: Sequence[int], operands: Sequence[int], over: Mapping[int, int]
+    ) -> list[int]:
+        """For each result the operand that it is written over, or -1; each operand once."""
+        in_place: list[int] = []
+        for v in results:
+            operand = over.get(self.values[v].storage, -1)
+            if operand >= 0:
+                a, b = self.values[operands[operand]].aval, self.values[v].aval
+                if operand in in_place or (a.shape, a.dtype) != (b.shape, b.dtype):
+                    operand = -1
+            in_place.append(operand)
+        return in_place
 
     def with_scratch(self, made: Operation) -> Operation:
         """An operation that was composed, with new values for its scratch."""

@@ -173,22 +173,14 @@ def program_of_log(log: DtrLog, name: str = "log") -> TracedProgram:
             is_input.update(inputs)
         elif makes:
             moved = sum(storages[storage_of[v]] for v in (*op.arguments, *makes))
-            kernel = RecordedKernel(op.name, op.name, op.cost_ns * 1e-9, -1.0, moved, True)
+            recorded = RecordedKernel(op.name, op.name, op.cost_ns * 1e-9, -1.0, moved, True)
+            kernel = cast(Kernel, recorded)  # the planner looks at nothing else of one
             operations.append(
-                Operation(
-                    cast(Kernel, kernel),  # the planner looks at nothing else of one
-                    op.arguments,
-                    tuple(makes),
-                    tuple(in_place),
-                    "",
-                    "",
-                )
+                Operation(kernel, op.arguments, tuple(makes), tuple(in_place), "", "")
             )
             releases.append([])
-    first: dict[int, int] = {}
     members: list[list[int]] = [[] for _ in storages]
     for tensor, storage in enumerate(storage_of):
-        first.setdefault(storage, tensor)
         members[storage].append(tensor)
     program = Program(
         values=tuple(values),
@@ -196,10 +188,12 @@ def program_of_log(log: DtrLog, name: str = "log") -> TracedProgram:
             Storage(nbytes, False, tuple(m)) for nbytes, m in zip(storages, members, strict=True)
         ),
         operations=tuple(operations),
-        inputs=tuple(first[s] for s in inputs),
+        inputs=tuple(members[s][0] for s in inputs),
         donated=(False,) * len(inputs),
         constants=(),
-        outputs=tuple(first[s] for s, n in enumerate(references) if n > 0 and s not in is_input),
+        outputs=tuple(
+            members[s][0] for s, n in enumerate(references) if n > 0 and s not in is_input
+        ),
         releases=tuple(map(tuple, releases)),
     )
     return TracedProgram(name, program)
