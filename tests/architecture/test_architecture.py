@@ -69,6 +69,53 @@ def private_parts_of_jax(sources: pathlib.Path) -> Iterator[str]:
                 yield f"{name}:{node.lineno}"
 
 
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _defined_in(tree: ast.Module) -> set[str]:
+    """Names of a module, of its classes' members and of their instances' attributes."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) in ("self", "cls")
+        ):
+            found.add(node.attr)
+    return found
+
+
+def private_members_of_others(sources: pathlib.Path) -> Iterator[str]:
+    """Reads of what belongs to another module; of JAX's there is a rule of its own."""
+    for name, path in modules(sources).items():
+        if name.startswith(MAY_TOUCH_JAX):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        own = _defined_in(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and _is_private(node.attr):
+                # `sys._getframe` is documented, and there is no other way to a caller's frame.
+                mine = ast.unparse(node.value) in ("self", "cls", "super()", "sys")
+                if not mine and node.attr not in own:
+                    yield f"{name}:{node.lineno}: {ast.unparse(node)}"
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+                asked = node.args[1]
+                text = asked.value if isinstance(asked, ast.Constant) else ""
+                if _is_private(str(text)) and text not in own:
+                    yield f"{name}:{node.lineno}: {ast.unparse(node)}"
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("coop_jax."):
+                yield from (
+                    f"{name}:{node.lineno}: import of {alias.name}"
+                    for alias in node.names
+                    if _is_private(alias.name)
+                )
+
+
 def includes_of_the_engine(root: pathlib.Path) -> Iterator[str]:
     """What the engine includes beside itself and the standard library."""
     for path in sorted([*root.glob("cc/core/**/*"), *root.glob("cc/baselines/**/*")]):
@@ -128,6 +175,25 @@ RULES: list[tuple[Callable[[pathlib.Path], Iterator[str]], str, str, str]] = [
         "    from coop_jax._src.ir import kernels\n",
     ),
     (private_parts_of_jax, "coop_jax/_src", "run/api.py", "from jax._src import core\n"),
+    (
+        private_members_of_others,
+        "coop_jax/_src",
+        "run/api.py",
+        "class A:\n    def f(self, other):\n        self._a, self.b = 1, self._a\n"
+        "        return other._a, other._b\n",
+    ),
+    (
+        private_members_of_others,
+        "coop_jax/_src",
+        "run/api.py",
+        "def f(other):\n    return hasattr(other, '_a')\n",
+    ),
+    (
+        private_members_of_others,
+        "coop_jax/_src",
+        "run/api.py",
+        "from coop_jax._src.ir.kernels import _f\n",
+    ),
     (includes_of_the_engine, "", "cc/core/engine/a.h", '#include "cc/python/value.h"\n'),
     (includes_of_the_engine, "", "cc/core/engine/a.cc", "#include <Python.h>\n"),
     (long_files, "", "coop_jax/a.py", "x = 1\n" * 1000),

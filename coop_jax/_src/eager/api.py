@@ -205,7 +205,7 @@ class EagerFunction(FunctionUnderBudget, Generic[P, R]):
             session.close()
         if runtime.budget_bytes is not None:
             compaction.side_by_side(
-                runtime.memory(), out, avals, runtime._settings.alignment_bytes, session.peak_bytes
+                runtime.memory(), out, avals, runtime.settings.alignment_bytes, session.peak_bytes
             )
         made = [
             x if aval is None else _as_made(x, aval, committed)

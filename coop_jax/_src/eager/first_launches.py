@@ -71,7 +71,7 @@ def first_launch(
         executable, slots, operands, over, memory, consumed=consumed, recompute=recompute
     )
     seconds = executable.kernel.cost_seconds if first else time.perf_counter() - begin
-    counters = runtime._counters
+    counters = runtime.counters
     if recompute:
         counters.recompute_seconds += seconds
     else:

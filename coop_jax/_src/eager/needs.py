@@ -65,7 +65,7 @@ def unbudgeted_peak(fn: Callable[..., Any], runtime: Runtime, leaves: list[Any],
         ) from error
     # Eager execution does not know last uses beforehand, so nothing is in place.
     settings = dataclasses.replace(
-        runtime._settings, policy=policies.without_in_place(runtime.policy)
+        runtime.settings, policy=policies.without_in_place(runtime.policy)
     )
     workspace = 0
     for op in program.operations:

@@ -65,9 +65,9 @@ class Session:
         self._closed = False
         self._runtime = runtime
         self._memory = runtime.memory()
-        self._preparer = Preparer(runtime._cache, self._memory.device)
+        self._preparer = Preparer(runtime.cache, self._memory.device)
         self._context = contexts.current()
-        settings, self._verifier = runtime._settings, runtime.verifier()
+        settings, self._verifier = runtime.settings, runtime.verifier()
         self._memory.pool.drain_freed()
         policy = lesson and lesson.begin(self._memory.pool.live_blocks())
         load, load_arguments = arrays.importer(self._memory.device)
@@ -91,7 +91,7 @@ class Session:
         if interrupts is not None:
             core.interrupt_by(interrupts)
         known_bytes = 0 if lesson is None else lesson.workspace_bytes
-        core.workspace_bytes = max(runtime._workspace_bytes, known_bytes)
+        core.workspace_bytes = max(runtime.workspace_bytes, known_bytes)
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
         self._beside = Beside(runtime, core)
         self._callers_refs = CallersRefs()
@@ -303,7 +303,7 @@ class Session:
         if self._lesson is not None:
             core.collect()
             self._lesson.learn(
-                runtime._settings,
+                runtime.settings,
                 runtime.capacity_bytes(),
                 core.reserved_blocks(),
                 core.workspace_bytes,
@@ -321,7 +321,7 @@ class Session:
 
     def _count(self) -> None:
         self._beside.count_peak()
-        core, counters = self._core, self._runtime._counters
+        core, counters = self._core, self._runtime.counters
         counters.compute_seconds += core.compute_seconds
         counters.recompute_seconds += core.recompute_seconds
         self._runtime.count(

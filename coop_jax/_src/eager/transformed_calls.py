@@ -76,7 +76,7 @@ class EagerFrontEnd:
 
     def watch(self, memo: Any) -> None:
         """Residuals go when a call of `run` in this runtime needs their room."""
-        self._settings.runtime()._memos.add(memo)
+        self._settings.runtime().keep_residuals(memo)
 
 
 class TransformedCalls:

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 
@@ -84,6 +84,13 @@ def _refuse_ignored(policy: policies.Policy | None, device: jax.Device | None, w
             )
 
 
+class Droppable(Protocol):
+    """What keeps arrays that a call may need the room of."""
+
+    def drop(self) -> bool:
+        """Gives them up; whether there were any."""
+
+
 class Runtime:
     """A memory pool with a hard budget on one device.
 
@@ -133,22 +140,22 @@ class Runtime:
             self._policy = policies.with_forced_eviction(self._policy)
         asked = verify is None and verifying.verification_is_asked()
         self._verify = asked if verify is None else options.flag(verify, "verify")
-        self._progress = None if progress is None else options.flag(progress, "progress")
+        self.progress = None if progress is None else options.flag(progress, "progress")
         options.check_device(device)
-        self._workspace_bytes = budgets.workspace_bytes(workspace)
+        self.workspace_bytes = budgets.workspace_bytes(workspace)
         self._device = device if device is not None else contexts.default_device()
         self.max_recompute = budgets.check_max_recompute(max_recompute)
-        self._cache = kernels.cache_for(self._device)
-        self._compilations_before = self._cache.compilations
-        self._settings = PlanSettings(
-            self._policy, 64 if self._device.platform == "cpu" else 256, self._cache.profile
+        self.cache = kernels.cache_for(self._device)
+        self._compilations_before = self.cache.compilations
+        self.settings = PlanSettings(
+            self._policy, 64 if self._device.platform == "cpu" else 256, self.cache.profile
         )
-        self._counters = Counters(compilations_before=self._cache.compilations)
+        self.counters = Counters(compilations_before=self.cache.compilations)
         self._memory: PoolMemory | None = None
         self._unbounded_bytes: int | None = None  # stands in for a budget
         self._exclusive = _core.Exclusive()
         self.interrupts = _core.Interrupts()  # of the call that goes on
-        self._memos: weakref.WeakSet[Any] = weakref.WeakSet()  # of `residuals`
+        self._memos: weakref.WeakSet[Droppable] = weakref.WeakSet()  # of `residuals`
 
     @property
     def budget_bytes(self) -> int | None:
@@ -170,16 +177,16 @@ class Runtime:
         in_use = 0
         if self._memory is not None:
             in_use = sum(nbytes for _, nbytes in self._memory.pool.live_blocks())
-        return self._counters.freeze(
+        return self.counters.freeze(
             budget_bytes=self._budget_bytes,
             bytes_in_use=in_use,
-            compilations=self._cache.compilations - self._compilations_before,
+            compilations=self.cache.compilations - self._compilations_before,
         )
 
     def counting_from(self, other: Runtime) -> Runtime:
         """The same runtime; what was compiled since the other one was made counts as its own."""
         self._compilations_before = other._compilations_before
-        self._counters.compilations_before = other._compilations_before
+        self.counters.compilations_before = other._compilations_before
         return self
 
     def close(self) -> None:
@@ -243,6 +250,10 @@ class Runtime:
         """What compares recomputed values in one call, if this runtime verifies."""
         return verifying.Verifier() if self._verify else None
 
+    def keep_residuals(self, memo: Droppable) -> None:
+        """Remembers what `drop_residuals` is to drop, as long as it lives."""
+        self._memos.add(memo)
+
     def drop_residuals(self) -> bool:
         """Gives up what derivatives taken around calls keep here; whether there was anything."""
         dropped = [memo.drop() for memo in list(self._memos)]
@@ -257,12 +268,12 @@ class Runtime:
         workspace_bytes: int,
     ) -> None:
         """Adds what the engine says of one call to the statistics."""
-        self._counters.add(
+        self.counters.add(
             stats,
             peak_bytes=peak_bytes,
             external_bytes=outside_bytes,
             workspace_bytes=workspace_bytes,
-            compilations=self._cache.compilations,
+            compilations=self.cache.compilations,
         )
 
     def exceeded(
@@ -278,7 +289,7 @@ class Runtime:
         donatable: bool = False,
     ) -> BudgetExceededError:
         """The error for a request that the engine could not meet."""
-        capacity, alignment = self.capacity_bytes(), self._settings.alignment_bytes
+        capacity, alignment = self.capacity_bytes(), self.settings.alignment_bytes
         least = failure["pinned_bytes"] + -(-failure["requested_bytes"] // alignment) * alignment
         return BudgetExceededError(
             BudgetReport(

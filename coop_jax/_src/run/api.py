@@ -263,7 +263,7 @@ class BudgetedFunction(FunctionUnderBudget, Generic[P, R]):
             peak = planner.unbudgeted_peak(
                 program,
                 engine_program_of(signature, program, first.donated),
-                unlimited._settings,
+                unlimited.settings,
                 max(compile_all(signature, program, unlimited), default=0),
             )
             budget = max(1, int(peak * budget))

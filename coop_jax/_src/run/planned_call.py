@@ -69,7 +69,7 @@ def plan_of(
     """
     plan = signature.plans.get(residency)
     if plan is None:
-        with progress.shown(runtime._progress):
+        with progress.shown(runtime.progress):
             plan = _PlanMaker(runtime, signature, program, residency, fused).make()
         signature.planned += 1
         signature.plans[residency] = plan
@@ -102,7 +102,7 @@ class _PlanMaker:
                 program,
                 self.residency,
                 runtime.memory(),
-                runtime._cache,
+                runtime.cache,
                 provision=provision,
                 outside_bytes=plan.stats["peak_outside_bytes"],
             )
@@ -124,7 +124,7 @@ class _PlanMaker:
 
         By the policy's own plan a budget was searched for that does.
         """
-        settings = self.runtime._settings
+        settings = self.runtime.settings
         plain = without_search(settings)
         searched = self.signature.planned < _SEARCHED
         return dict.fromkeys((settings, plain) if searched else (plain, settings))
@@ -136,9 +136,9 @@ class _PlanMaker:
         return smallest_fitting(
             lambda budget: planner_of(runtime, self.signature, program, residency, budget),
             runtime.capacity_bytes(),
-            runtime._settings,
+            runtime.settings,
             needed,
-            lambda plan, _: launched(plan, program, runtime.device, runtime._cache),
+            lambda plan, _: launched(plan, program, runtime.device, runtime.cache),
         )
 
 
@@ -229,7 +229,7 @@ def carry_out(
     Returns:
       As `execute` does.
     """
-    counters, memory = runtime._counters, runtime.memory()
+    counters, memory = runtime.counters, runtime.memory()
     measured = counters.compute_seconds
     constants, verifier = form.constants, runtime.verifier()
     done = execute(plan, given, constants, memory, counters, interrupts, verifier)

@@ -69,7 +69,7 @@ def _simulator(
     else:
         traced = traced_program(settings.convention, args, kwargs, settings.fusion)
     runtime = settings.home.here(join=False)
-    kept = 0 if runtime is None else runtime._workspace_bytes
+    kept = 0 if runtime is None else runtime.workspace_bytes
     needed = None if signature is None else signature.workspaces
     policy = settings.policy or policies.DEFAULT if runtime is None else runtime.policy
     workspace = kept or None if needed is None else needed

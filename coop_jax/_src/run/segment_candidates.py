@@ -69,7 +69,7 @@ def forms_of(
     for _ in range(_SIZES):
         yield ()
         form = Form(program, None, limit, (), in_pool=False)
-        made = form.made(runtime._cache)
+        made = form.made(runtime.cache)
         if len(made.operations) not in seen:
             seen.add(len(made.operations))
             forms += [form, dataclasses.replace(form, in_pool=True)]
@@ -111,7 +111,7 @@ def _plan_of_segments(
 ) -> Pieces[_core.Plan]:
     """What takes least where operations run together: the plan that is known, or another."""
     program, needed = signature.program, signature.workspaces
-    settings = runtime._settings
+    settings = runtime.settings
     assert program is not None
     assert needed is not None
     made = compilation.beside_calls(
@@ -121,7 +121,7 @@ def _plan_of_segments(
             settings,
             needed,
             capacity_bytes=runtime.capacity_bytes(),
-            kept_bytes=runtime._workspace_bytes,
+            kept_bytes=runtime.workspace_bytes,
         )
     )
     yield [made]

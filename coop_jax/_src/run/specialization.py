@@ -212,7 +212,7 @@ def planner_of(
         lambda way: engine_program_of(signature, program, residency.donated, way),
         residency,
         runtime.capacity_bytes() if capacity_bytes is None else capacity_bytes,
-        runtime._workspace_bytes,
+        runtime.workspace_bytes,
     )
 
 
@@ -220,8 +220,8 @@ def compile_all(signature: Signature, program: Program, runtime: Runtime) -> lis
     """Compiles every operation as it runs first; returns the workspace of each in bytes."""
     if signature.workspaces is None:
         wanted = _wanted_by(program, runtime)
-        with progress.shown(runtime._progress):
-            signature.workspaces = compiled_workspaces(wanted, runtime.device, runtime._cache)
+        with progress.shown(runtime.progress):
+            signature.workspaces = compiled_workspaces(wanted, runtime.device, runtime.cache)
     assert signature.workspaces is not None
     return signature.workspaces
 
@@ -229,8 +229,8 @@ def compile_all(signature: Signature, program: Program, runtime: Runtime) -> lis
 def compile_all_gradually(signature: Signature, program: Program, runtime: Runtime) -> Pieces[None]:
     """The same in pieces, while calls go on; then the signature knows its workspaces."""
     wanted = _wanted_by(program, runtime)
-    yield from compile_gradually(wanted, runtime.device, runtime._cache)
-    signature.workspaces = compiled_workspaces(wanted, runtime.device, runtime._cache)
+    yield from compile_gradually(wanted, runtime.device, runtime.cache)
+    signature.workspaces = compiled_workspaces(wanted, runtime.device, runtime.cache)
 
 
 def _wanted_by(program: Program, runtime: Runtime) -> list[Wanted]:
@@ -264,7 +264,7 @@ def exceeded(
     peak = planner.unbudgeted_peak(
         program,
         engine_program_of(signature, program, first.donated),
-        runtime._settings,
+        runtime.settings,
         max(signature.workspaces or (0,)),
     )
     return runtime.exceeded(

@@ -92,7 +92,7 @@ def settled_form(runtime: Runtime, signature: Signature) -> Signature | None:
     # Where there are segments, all was as they need it; this alone may be otherwise now.
     if (
         tier.segmented is None
-        or runtime._counters.recorder is not None
+        or runtime.counters.recorder is not None
         or number_checks.looks_for_nans()
     ):
         return signature
@@ -136,7 +136,7 @@ def _may_be_segmented(runtime: Runtime) -> bool:
         runtime.device.platform == "cpu"
         and donation_probe.probe(runtime.device) is Placement.DONATED
         and not runtime.policy.evict_always
-        and runtime._counters.recorder is None
+        and runtime.counters.recorder is None
         and not runtime.verifies
         and not number_checks.looks_for_nans()
     )
@@ -149,7 +149,7 @@ def _segmented(
     assert signature.program is not None
     # Where calls find the pool in another state each time, the last plan stands for the next.
     known = signature.plans.get(residency) or next(reversed(signature.plans.values()))
-    profile = runtime._settings.profile
+    profile = runtime.settings.profile
     now = _costs_of(signature.program, known.plan, known.refill_seconds)
     scale = _scale(now, profile, signature.tier.least_alone)
 
@@ -165,7 +165,7 @@ def _segmented(
         expected: list[float] = []
         for form in forms:
             yield ()
-            program = form.made(runtime._cache)
+            program = form.made(runtime.cache)
             made.append((form, program))
             expected.append(seconds_of(program, segment.temporary_bytes(program)))
         if min(expected, default=math.inf) >= best:
@@ -197,7 +197,7 @@ def _compiled(
     before: list[Kernel] = []
     examined: set[Kernel] = set()
     for _ in range(_ATTEMPTS):
-        program = form.made(runtime._cache)
+        program = form.made(runtime.cache)
         kernels = [op.kernel for op in program.operations]
         if kernels == before:
             break
@@ -255,14 +255,14 @@ def _planned_costs(
     # One plan tells enough, and what thrashes is not wanted.
     policy = policies.without_search(runtime.policy)
     settings = dataclasses.replace(
-        runtime._settings, policy=policy, alternatives=False, give_up=_GIVE_UP, allowance=0
+        runtime.settings, policy=policy, alternatives=False, give_up=_GIVE_UP, allowance=0
     )
     planner = planning.WorkspacePlanner(
         program,
         lambda way: planning.core_program(program, residency.donated, provision=way),
         residency,
         runtime.capacity_bytes(),
-        runtime._workspace_bytes,
+        runtime.workspace_bytes,
     )
     plan, provision = planner.plan(settings, needed)
     if not plan.feasible:

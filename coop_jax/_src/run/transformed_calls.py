@@ -73,7 +73,7 @@ class RunFrontEnd:
 
     def watch(self, memo: Any) -> None:
         """Residuals go when another call needs their room."""
-        self._settings.runtime()._memos.add(memo)
+        self._settings.runtime().keep_residuals(memo)
 
 
 class TransformedCalls:

@@ -190,7 +190,7 @@ def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
       2
     """
     for runtime in runtimes:
-        if not hasattr(runtime, "_counters"):
+        if not hasattr(runtime, "counters"):
             raise TypeError(f"expected a coop_jax.Runtime, got {shown(runtime)}")
     costs = MeasuredCosts()
 
@@ -222,11 +222,11 @@ def record_runs(runtime: Runtime) -> Iterator[list[float]]:
 @contextlib.contextmanager
 def _recorder(runtimes: Sequence[Runtime], record: Callable[[Any, float], None]) -> Iterator[None]:
     """Has operations of the runtimes told to a function, and afterwards to whom they were."""
-    before = [runtime._counters.recorder for runtime in runtimes]
+    before = [runtime.counters.recorder for runtime in runtimes]
     for runtime in runtimes:
-        runtime._counters.recorder = record
+        runtime.counters.recorder = record
     try:
         yield
     finally:
         for runtime, recorder in zip(runtimes, before, strict=True):
-            runtime._counters.recorder = recorder
+            runtime.counters.recorder = recorder
