@@ -2,7 +2,7 @@
 
 import contextvars
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, Protocol, TypeAlias, overload
 
 from typing_extensions import CapsuleType
 
@@ -634,6 +634,25 @@ class SlotCells:
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
 
+class SessionCallbacks(Protocol):
+    """What a core calls of its session, of ``coop_jax._src.eager.session``."""
+
+    def _on_operand(self, x: Any) -> Value | None: ...
+    def _on_view(self, base: Any, key: int) -> SlotSpec | None: ...
+    def _on_room_needed(self, workspace_bytes: int, incoming_bytes: int = 0) -> None: ...
+    def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None: ...
+    def _on_in_place(self, prepared: Prepared, operand: int) -> Any: ...
+    def _on_move(self, array: Any, key: int, offset: int) -> Any: ...
+    def _on_launch(
+        self,
+        prepared: Prepared,
+        executable: Any,
+        places: Sequence[tuple[int, int, int, int]],
+        operands: list[Any],
+        recompute: bool,
+        given: bool,
+    ) -> list[Any]: ...
+
 class SessionCore(Engine):
     """An engine and what a session holds; runs operations. See cc/python/session/session_core.h."""
 
@@ -655,7 +674,7 @@ class SessionCore(Engine):
     ) -> None: ...
     def apply(
         self,
-        session: Any,
+        session: SessionCallbacks,
         primitive: Any,
         operands: Sequence[Any],
         params: dict[str, Any],
@@ -667,11 +686,13 @@ class SessionCore(Engine):
         None if that is not known, False for a call that is to be taken apart.
         """
 
-    def run(self, session: Any, prepared: Prepared, operands: Sequence[Any]) -> list[Value]: ...
-    def bring(self, session: Any, storage: int) -> None:
+    def run(
+        self, session: SessionCallbacks, prepared: Prepared, operands: Sequence[Any]
+    ) -> list[Value]: ...
+    def bring(self, session: SessionCallbacks, storage: int) -> None:
         """Bring a storage back."""
 
-    def reserve_room(self, session: Any, nbytes: int) -> bool:
+    def reserve_room(self, session: SessionCallbacks, nbytes: int) -> bool:
         """Keep blocks of the pool free; False where there is no room (see ``failure``)."""
 
     def hint(self, storage: int) -> None:
@@ -695,7 +716,7 @@ class SessionCore(Engine):
         """Hold an array for a storage; `offset`: in the pool, -1 if outside or not known."""
 
     def holds(self, storage: int) -> bool: ...
-    def array_of(self, session: Any, storage: int, key: int) -> Any: ...
+    def array_of(self, session: SessionCallbacks, storage: int, key: int) -> Any: ...
     def note_outside(self, storage: int, nbytes: int) -> None: ...
     def is_outside(self, storage: int) -> bool: ...
     def donate(self, storage: int) -> None:

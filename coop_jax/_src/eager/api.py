@@ -23,9 +23,9 @@ from coop_jax._src.eager.transformed_calls import TransformedCalls
 from coop_jax._src.execution.function_settings import FunctionSettings, FunctionUnderBudget
 from coop_jax._src.execution.homes import Home
 from coop_jax._src.execution.runtime import Runtime, check_runtime
+from coop_jax._src.execution.wrapped_function import WrappedFunction, applied
 from coop_jax._src.planning import policies, recorded_calls
 from coop_jax._src.util import budget as budgets
-from coop_jax._src.util import library_jits
 from coop_jax._src.util.call_arguments import check_leaves
 from coop_jax._src.util.calling_convention import Convention
 from coop_jax._src.util.errors import BudgetExceededError
@@ -112,9 +112,10 @@ def remat_eager(
 
     def decorate(function: Callable[P, R]) -> EagerFunction[P, R]:
         home = Home(device, runtime, resolved, joins=checked is None)
-        return library_jits.applied(
+        return applied(
             lambda taken: EagerFunction[P, R](FunctionSettings(taken, checked, resolved, home)),
             Convention(function),
+            WrappedFunction,
         )
 
     return decorate if fn is None else decorate(fn)

@@ -8,8 +8,6 @@ Thread rule: the session's. Cost: O(1), but for what a reservation evicts.
 
 from __future__ import annotations
 
-from typing import Any
-
 from coop_jax import _core
 from coop_jax._src.execution.runtime import Runtime
 
@@ -33,7 +31,9 @@ class Beside:
         self._core = core
         self.peak_bytes = 0
 
-    def reserve(self, session: Any, incoming_bytes: int = 0, workspace_bytes: int = 0) -> None:
+    def reserve(
+        self, session: _core.SessionCallbacks, incoming_bytes: int = 0, workspace_bytes: int = 0
+    ) -> None:
         """Keeps room for what lies outside the pool now, and for so much more.
 
         Raises:

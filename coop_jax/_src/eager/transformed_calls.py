@@ -21,6 +21,7 @@ from coop_jax._src.transforms import residuals
 from coop_jax._src.transforms.budgeted_call import BudgetedCall, Fits, Flat, refuse_references
 from coop_jax._src.util.calling_convention import Convention
 from coop_jax._src.util.closures import Closure
+from coop_jax._src.util.droppable import Droppable
 from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.util.mutations import Watch
 from coop_jax._src.util.recent import Recent
@@ -74,7 +75,7 @@ class EagerFrontEnd:
             known = self._fits[key] = Fits()
         return known
 
-    def watch(self, memo: Any) -> None:
+    def watch(self, memo: Droppable) -> None:
         """Residuals go when a call of `run` in this runtime needs their room."""
         self._settings.runtime().keep_residuals(memo)
 

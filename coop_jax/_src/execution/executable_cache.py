@@ -8,6 +8,9 @@ Thread rule: may be used from several threads.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import cast
+
 import jax
 
 from coop_jax._src.execution import donation_probe
@@ -33,14 +36,19 @@ def executable(
 
 def executables(kernel: Kernel) -> list[Executable]:
     """All compiled forms."""
-    return list(kernel.compiled.values())
+    return list(_compiled(kernel).values())
 
 
 def known_executable(
     kernel: Kernel, modes: tuple[int, ...], device: jax.Device
 ) -> Executable | None:
     """The compiled form if there is one."""
-    return kernel.compiled.get((modes, donation_probe.probe(device)))
+    return _compiled(kernel).get((modes, donation_probe.probe(device)))
+
+
+def _compiled(kernel: Kernel) -> dict[Hashable, Executable]:
+    """The cache's part of a kernel: they hold each other, and go together."""
+    return cast(dict[Hashable, Executable], kernel.compiled)
 
 
 def lowered(kernel: Kernel, modes: tuple[int, ...], device: jax.Device) -> Executable:
@@ -53,5 +61,5 @@ def keep(kernel: Kernel, executable: Executable, device: jax.Device, cache: Kern
     """Remembers a compiled form, if nobody else was faster."""
     with cache.lock:
         key = executable.modes, donation_probe.probe(device)
-        if kernel.compiled.setdefault(key, executable) is executable:
+        if _compiled(kernel).setdefault(key, executable) is executable:
             cache.compilations += 1

@@ -95,8 +95,8 @@ class Executable:
         in_place = sorted((mode, k) for k, mode in enumerate(modes) if mode >= 0)
         outside = [k for k, mode in enumerate(modes) if mode == OUTSIDE]
         self.slot_results = tuple(slot_results)
-        # The session's, once the outputs were seen to lie where they should: a C++ CompiledCall.
-        self.obedient_call: Any = None
+        # The session's, once the outputs were seen to lie where they should.
+        self.obedient_call: _core.CompiledCall | None = None
         self.order = (*slot_results, *(k for _, k in in_place), *outside)
         is_copied = donates and modes == (SLOT,) and not kernel.is_wide
         rewritten = kernel.rewritten if is_copied else -1

@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
@@ -26,6 +26,7 @@ from coop_jax._src.planning import policies
 from coop_jax._src.planning.planner import PlanSettings
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
+from coop_jax._src.util.droppable import Droppable
 from coop_jax._src.util.errors import BudgetExceededError, BudgetReport
 
 T = TypeVar("T")
@@ -82,13 +83,6 @@ def _refuse_ignored(policy: policies.Policy | None, device: jax.Device | None, w
                 f" has one. Give {name}= to the Runtime, or budget= to the function, which then has"
                 " a runtime of its own"
             )
-
-
-class Droppable(Protocol):
-    """What keeps arrays that a call may need the room of."""
-
-    def drop(self) -> bool:
-        """Gives them up; whether there were any."""
 
 
 class Runtime:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coop_jax._src.util.options import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from coop_jax._src.execution.executables import Executable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Counters:
     recompute_seconds_before: float = 0.0
     compilations_before: int = 0
     # Called with each executable that ran and its measured seconds, if somebody asks.
-    recorder: Callable[[Any, float], None] | None = None
+    recorder: Callable[[Executable, float], None] | None = None
 
     def freeze(self, *, budget_bytes: int | None, bytes_in_use: int, compilations: int) -> Stats:
         """The public, frozen form."""

@@ -108,7 +108,7 @@ class Kernel:
             self.flops = float(moved_bytes)
         self.moved_bytes = moved_bytes
         self.cost_seconds = cost_model.cost_seconds(profile, self.flops, moved_bytes)
-        self.compiled: dict[Hashable, Any] = {}
+        self.compiled: dict[Hashable, object] = {}  # of `execution.executable_cache`
 
     def _count_flops(self) -> float:
         avals: dict[int, Any] = dict(enumerate(self.in_avals))

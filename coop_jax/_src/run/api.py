@@ -17,6 +17,7 @@ from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.execution.function_settings import FunctionSettings, FunctionUnderBudget
 from coop_jax._src.execution.homes import Home
 from coop_jax._src.execution.runtime import Runtime, check_runtime
+from coop_jax._src.execution.wrapped_function import WrappedFunction, applied
 from coop_jax._src.lowering.passes import fusion as fusing
 from coop_jax._src.planning import planner, policies
 from coop_jax._src.run import previews
@@ -34,7 +35,7 @@ from coop_jax._src.run.specialization import (
 from coop_jax._src.run.transformed_calls import TransformedCalls
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.util import budget as budgets
-from coop_jax._src.util import library_jits, options
+from coop_jax._src.util import options
 from coop_jax._src.util.call_arguments import check_leaves
 from coop_jax._src.util.calling_convention import Fixed, Names, Numbers, convention_of
 from coop_jax._src.util.interrupts import guarded
@@ -107,9 +108,10 @@ def run(
     check_runtime(runtime, checked, resolved, device)
     home = Home(device, runtime, resolved, joins=checked is None)
     fused = fusing.is_default() if fusion is None else options.flag(fusion, "fusion")
-    return library_jits.applied(
+    return applied(
         lambda taken: BudgetedFunction(FunctionSettings(taken, checked, resolved, home, fused)),
         convention,
+        WrappedRun,
     )
 
 
@@ -304,3 +306,27 @@ class BudgetedFunction(FunctionUnderBudget, Generic[P, R]):
         if ran is not None and signature.key_uses is None:
             note(runtime, signature, call.kinds, leaves, inputs, ran, results)
         return results
+
+
+class WrappedRun(WrappedFunction[P, R, BudgetedFunction[P, R]]):
+    """A function of `run` under a library's `jit`: its arguments are those of the wrapper."""
+
+    def simulate(self, *args: Any, budget: budgets.Budget = None, **kwargs: Any) -> Simulation:
+        """Says what a first call with these arguments does, without doing it; as of `run`."""
+
+        def question(*args: Any, **kwargs: Any) -> Simulation:
+            return self._inner.simulate(*args, budget=budget, **kwargs)
+
+        return self._wrapper.ask(question, args, kwargs)
+
+    def min_budget(self, *args: Any, max_overhead: float | None = None, **kwargs: Any) -> int:
+        """The smallest budget with which a call completes; as of `run`."""
+
+        def question(*args: Any, **kwargs: Any) -> int:
+            return self._inner.min_budget(*args, max_overhead=max_overhead, **kwargs)
+
+        return self._wrapper.ask(question, args, kwargs)
+
+    def workspaces(self, *args: P.args, **kwargs: P.kwargs) -> tuple[int, ...]:
+        """Bytes of XLA's temporary memory for each operation of a call; as of `run`."""
+        return self._wrapper.ask(self._inner.workspaces, args, kwargs)

@@ -35,7 +35,7 @@ from coop_jax._src.run.argument_passing import (
 )
 from coop_jax._src.run.call_trees import CallTrees
 from coop_jax._src.run.planned_call import Ran, carry_out
-from coop_jax._src.run.specialization import Signature
+from coop_jax._src.run.specialization import Repeats, Signature
 from coop_jax._src.run.tiering import settled_form
 from coop_jax._src.util.calling_convention import Convention, Fixed
 from coop_jax._src.util.interrupts import Interrupts
@@ -135,15 +135,14 @@ class KnownCalls:
         """Whether these inputs came from where they did in these calls."""
         return tuple(inputs.from_host) == self._from_host and inputs.committed == self._committed
 
-    def add(self, ran: Ran, wrapped: Sequence[int]) -> None:
+    def add(self, residency: Residency, plan: CompiledPlan, wrapped: Sequence[int]) -> None:
         """Notes a call that went the long way, and which of its results it wrapped."""
-        residency = ran.residency
         if len(self._states) == _KNOWN or any(s.residency == residency for s in self._states):
             return
         if self._recognizer.add(
             residency.where, residency.offsets, residency.donated, residency.others
         ):
-            self._states.append(_State(residency, ran.plan, tuple(wrapped)))
+            self._states.append(_State(residency, plan, tuple(wrapped)))
 
     def repeat(self, leaves: list[Any], interrupts: Interrupts, trees: CallTrees) -> Any:
         """Carries out the call if everything is as in an earlier one; `UNKNOWN` if it is not.
@@ -179,7 +178,7 @@ class KnownCalls:
         return trees.result(values)
 
 
-def known_calls(runtime: Runtime, signature: Signature) -> KnownCalls | None:
+def known_calls(runtime: Runtime, signature: Signature) -> Repeats | None:
     """Those of the form that is run now; None while that is not settled."""
     form = settled_form(runtime, signature)
     return None if form is None else form.known
@@ -214,6 +213,5 @@ def note(
     form = ran.form
     if form.known is None or not form.known.fit(inputs):
         form.known = KnownCalls(runtime, signature, form, kinds, inputs)
-    form.known.add(
-        ran, [n for n, (x, y) in enumerate(zip(results, ran.values, strict=True)) if x is not y]
-    )
+    wrapped = [n for n, (x, y) in enumerate(zip(results, ran.values, strict=True)) if x is not y]
+    form.known.add(ran.residency, ran.plan, wrapped)

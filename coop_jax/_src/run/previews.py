@@ -18,9 +18,10 @@ from coop_jax._src.simulate.simulator import Simulator
 from coop_jax._src.simulate.traced_program import TracedProgram, traced_program
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
+from coop_jax._src.util.calling_convention import Fixed
 
 # The signature of a call, given its static values, leaves and structure; None if there was none.
-Known = Callable[[Any, list[Any], Any], Signature | None]
+Known = Callable[[Fixed, list[Any], Any], Signature | None]
 
 
 def simulate(

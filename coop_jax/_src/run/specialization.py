@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -27,13 +27,15 @@ from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.recorded_calls import Lesson
 from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.run import advice
-from coop_jax._src.run.argument_passing import InputKinds, constants_on, input_kinds
+from coop_jax._src.run.argument_passing import InputKinds, Inputs, constants_on, input_kinds
+from coop_jax._src.run.call_trees import CallTrees
 from coop_jax._src.segments.rematerialized import Unrolled
 from coop_jax._src.util import progress
 from coop_jax._src.util.call_arguments import donated_names
 from coop_jax._src.util.calling_convention import Convention, Fixed
 from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.util.incremental_work import GradualWork, Pieces
+from coop_jax._src.util.interrupts import Interrupts
 
 # Calls in one form: the first ones compile and plan; after so many it is known what they take.
 _UNTIL_SETTLED, _JUDGED_AFTER = 3, 10
@@ -95,6 +97,19 @@ class Tier:
         self.settled, self.preparing, self.segmented = True, None, None
 
 
+class Repeats(Protocol):
+    """What repeats calls of a signature that find everything as before; `fast_path` has it."""
+
+    def fit(self, inputs: Inputs) -> bool:
+        """Whether these inputs came from where they did in these calls."""
+
+    def add(self, residency: Residency, plan: CompiledPlan, wrapped: Sequence[int]) -> None:
+        """Notes a call by plan, and which of its results were wrapped."""
+
+    def repeat(self, leaves: list[Any], interrupts: Interrupts, trees: CallTrees) -> Any:
+        """Carries out a call if it is like one of them."""
+
+
 @dataclasses.dataclass(slots=True)
 class Signature:
     """Everything that depends on the shapes of the arguments only."""
@@ -117,7 +132,7 @@ class Signature:
     lesson: Lesson | None = None  # of calls that branch or loop on values
     unrolled: Unrolled | None = None  # of whose plan the program is what it is, in segments
     warned: bool = False  # that donated arguments are kept
-    known: Any = None  # those that need not be looked at closely again
+    known: Repeats | None = None  # those that need not be looked at closely again
     key_uses: ProgramUses | None = None  # where JAX looks for random keys that are used twice
 
 

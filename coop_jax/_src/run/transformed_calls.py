@@ -31,6 +31,7 @@ from coop_jax._src.transforms.budgeted_call import (
 )
 from coop_jax._src.util.call_arguments import check_leaves
 from coop_jax._src.util.calling_convention import Convention
+from coop_jax._src.util.droppable import Droppable
 from coop_jax._src.util.recent import Recent
 
 # A `run` function of settings: of their front end.
@@ -71,7 +72,7 @@ class RunFrontEnd:
         del key
         return Fits()
 
-    def watch(self, memo: Any) -> None:
+    def watch(self, memo: Droppable) -> None:
         """Residuals go when another call needs their room."""
         self._settings.runtime().keep_residuals(memo)
 
@@ -82,7 +83,7 @@ class TransformedCalls:
     def __init__(self, settings: FunctionSettings, make: Make) -> None:
         """`make`: makes functions of the front end for parts of this one."""
         self._settings, self._make = settings, make
-        self._known: Recent[Any] = Recent(64)
+        self._known: Recent[tuple[BudgetedCall, list[Any], Any]] = Recent(64)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call.

@@ -20,13 +20,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coop_jax._src.simulate.traced_program import TracedProgram, kernel_key
+from coop_jax._src.simulate.traced_program import AnyKernel, TracedProgram, kernel_key
 from coop_jax._src.util import options
 from coop_jax._src.util.budget import MOST_BYTES
 from coop_jax._src.util.errors import ProgramFileError
 from coop_jax._src.util.options import shown
 
 if TYPE_CHECKING:
+    from coop_jax._src.execution.executables import Executable
     from coop_jax._src.execution.runtime import Runtime
 
 _FORMAT, _VERSION = "coop_jax costs", 1
@@ -41,13 +42,13 @@ class MeasuredCosts:
         self.workspace_bytes = 0
         self._samples: dict[str, list[float]] = {}
         self._seen: dict[str, int] = {}
-        self._keys: dict[Any, str] = {}
+        self._keys: dict[AnyKernel, str] = {}
 
     def __len__(self) -> int:
         """How many different operations were measured."""
         return len(self._samples)
 
-    def add(self, kernel: Any, seconds: float) -> None:
+    def add(self, kernel: AnyKernel, seconds: float) -> None:
         """Adds a measurement of an operation."""
         key = self._key(kernel)
         samples = self._samples.setdefault(key, [])
@@ -60,13 +61,13 @@ class MeasuredCosts:
             del samples[::2]
         samples.append(seconds)
 
-    def _key(self, kernel: Any) -> str:
+    def _key(self, kernel: AnyKernel) -> str:
         found = self._keys.get(kernel)
         if found is None:
             found = self._keys[kernel] = kernel_key(kernel)
         return found
 
-    def seconds_of(self, kernel: Any) -> float | None:
+    def seconds_of(self, kernel: AnyKernel) -> float | None:
         """The median of what was measured of an operation, None if nothing was."""
         samples = self._samples.get(self._key(kernel))
         return statistics.median(samples) if samples else None
@@ -194,7 +195,7 @@ def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
             raise TypeError(f"expected a coop_jax.Runtime, got {shown(runtime)}")
     costs = MeasuredCosts()
 
-    def record(executable: Any, seconds: float) -> None:
+    def record(executable: Executable, seconds: float) -> None:
         costs.workspace_bytes = max(costs.workspace_bytes, executable.workspace_bytes)
         costs.add(executable.kernel, seconds)
 
@@ -220,7 +221,9 @@ def record_runs(runtime: Runtime) -> Iterator[list[float]]:
 
 
 @contextlib.contextmanager
-def _recorder(runtimes: Sequence[Runtime], record: Callable[[Any, float], None]) -> Iterator[None]:
+def _recorder(
+    runtimes: Sequence[Runtime], record: Callable[[Executable, float], None]
+) -> Iterator[None]:
     """Has operations of the runtimes told to a function, and afterwards to whom they were."""
     before = [runtime.counters.recorder for runtime in runtimes]
     for runtime in runtimes:

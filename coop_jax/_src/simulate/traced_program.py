@@ -152,7 +152,10 @@ def traced_program(
     return TracedProgram(getattr(fn, "__name__", type(fn).__name__), program)
 
 
-def kernel_key(kernel: Any) -> str:
+AnyKernel = kernels.Kernel | RecordedKernel
+
+
+def kernel_key(kernel: AnyKernel) -> str:
     """What a kernel computes, as text: equal in every process, so that times can be kept."""
     if isinstance(kernel.key, str):
         return kernel.key

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from coop_jax._src.compat import jaxprs, refs
 from coop_jax._src.compat import transforms as compat
+from coop_jax._src.util.droppable import Droppable
 
 Flat = Callable[..., list[Any]]
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class FrontEnd(Protocol):
         """What is known of the residuals for operands of this kind."""
         ...
 
-    def watch(self, memo: Any) -> None:
+    def watch(self, memo: Droppable) -> None:
         """Lets the runtime drop a memo when another call does not fit beside it."""
         ...
 

@@ -6,7 +6,7 @@
 - `interrupts`, `progress`, `incremental_work`: long work that users can watch and stop.
 - `calling_convention`, `closures`, `mutations`, `library_jits`: how a function takes its arguments,
   what it closes over or changes in place, and what other libraries' `jit` make of it.
-- `recent`: caches that forget what was not asked for in a while.
+- `recent`: caches that forget what was not asked for in a while; `droppable`: what can be told to.
 
 Imports `compat` and the extension, nothing else of coop_jax.
 """

@@ -16,17 +16,12 @@ import copy
 import dataclasses
 import functools
 import threading
-import types
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar
 
 from coop_jax._src.compat import jits
-from coop_jax._src.util.budget import Budget
 from coop_jax._src.util.calling_convention import Convention
 
-P = ParamSpec("P")
-R = TypeVar("R")
-M = TypeVar("M")
 A = TypeVar("A")
 
 
@@ -134,78 +129,3 @@ def taken_apart(fn: Any) -> Wrapper | None:
 def _is_of(fn: Any, library: str, *fields: str) -> bool:
     kind = type(fn)
     return kind.__module__.startswith(library) and all(hasattr(fn, f) for f in fields)
-
-
-def applied(make: Callable[[Convention], M], convention: Convention) -> M:
-    """What `make` makes of a function.
-
-    Of a library's wrapper it is made of the pure function, and the wrapper is put around it.
-    """
-    fn = convention.fn
-    wrapper = taken_apart(fn)
-    if wrapper is None:
-        return make(convention)
-    return cast(M, WrappedFunction(fn, wrapper, make(wrapper.convention(convention))))
-
-
-class WrappedFunction(Generic[P, R]):
-    """A function under a library's `jit` and a budget; made by `run` and `remat_eager`.
-
-    It stands for what these return of other functions.
-
-    Args:
-      fn: the library's wrapper, as it was given.
-      wrapper: the same, taken apart.
-      inner: its pure function under the budget.
-    """
-
-    def __init__(self, fn: Callable[P, R], wrapper: Wrapper, inner: Any):
-        functools.update_wrapper(self, fn, updated=())
-        self._wrapper = wrapper.calling(inner)
-        self._inner = inner
-
-    @property
-    def runtime(self) -> Any:
-        """The runtime the function runs in.
-
-        Raises:
-          RuntimeError: before the first call.
-        """
-        return self._inner.runtime
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the function, as the library's wrapper does."""
-        result: R = self._wrapper(*args, **kwargs)
-        return result
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method, of modules for example."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __copy__(self) -> WrappedFunction[P, R]:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> WrappedFunction[P, R]:
-        return self  # functions are not copied
-
-    def simulate(self, *args: Any, budget: Budget = None, **kwargs: Any) -> Any:
-        """Says what a first call with these arguments does, without doing it; as of `run`."""
-
-        def question(*args: Any, **kwargs: Any) -> Any:
-            return self._inner.simulate(*args, budget=budget, **kwargs)
-
-        return self._wrapper.ask(question, args, kwargs)
-
-    def min_budget(self, *args: Any, max_overhead: float | None = None, **kwargs: Any) -> int:
-        """The smallest budget with which a call completes; as of `run`."""
-
-        def question(*args: Any, **kwargs: Any) -> int:
-            least: int = self._inner.min_budget(*args, max_overhead=max_overhead, **kwargs)
-            return least
-
-        return self._wrapper.ask(question, args, kwargs)
-
-    def workspaces(self, *args: P.args, **kwargs: P.kwargs) -> tuple[int, ...]:
-        """Bytes of XLA's temporary memory for each operation of a call; as of `run`."""
-        sizes: tuple[int, ...] = self._wrapper.ask(self._inner.workspaces, args, kwargs)
-        return sizes
