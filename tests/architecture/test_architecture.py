@@ -36,6 +36,10 @@ MAY_TOUCH_JAX = ("compat.", "eager.trace.")
 MOST_LINES = {".py": 350, ".h": 400, ".cc": 400}
 MOST_LINES_OF_A_FUNCTION = 60
 
+_CPP_NO_CODE = re.compile(
+    r"//[^\n]*|^#[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'",
+    re.DOTALL | re.MULTILINE,
+)
 _OURS = re.compile(r'#include "(.*)"')
 _ANY_INCLUDE = re.compile(r"#include [<\"](.*)[>\"]")
 
@@ -155,6 +159,32 @@ def long_functions(root: pathlib.Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)}:{node.lineno}: {node.name}, {lines} lines"
 
 
+def long_functions_in_cpp(root: pathlib.Path) -> Iterator[str]:
+    """The same in C++, by counting braces; but for tables of bindings, `Bind...`."""
+    for path in sorted(root.glob("cc/**/*")):
+        if path.suffix not in (".h", ".cc"):
+            continue
+        text = _CPP_NO_CODE.sub(
+            lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8")
+        )
+        line, head = 1, ""  # what was read since the last statement or brace
+        begun: list[tuple[int, str]] = []
+        for part in re.split(r"([{};\n])", text):
+            if part == "\n":
+                line += 1
+            elif part == "{":
+                begun.append((line, head))
+            elif part == "}" and begun:
+                first, heading = begun.pop()
+                named = re.search(r"(\w+)\(", heading)
+                lines = line - first + 1
+                if named is None or any("(" in outer for _, outer in begun):
+                    continue  # a namespace, type or table, or a part of a function
+                if lines > MOST_LINES_OF_A_FUNCTION and not named[1].startswith("Bind"):
+                    yield f"{path.relative_to(root)}:{first}: {named[1]}, {lines} lines"
+            head = "" if part in ("{", "}", ";") else head + part
+
+
 def _lines_of(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -198,6 +228,12 @@ RULES: list[tuple[Callable[[pathlib.Path], Iterator[str]], str, str, str]] = [
     (includes_of_the_engine, "", "cc/core/engine/a.cc", "#include <Python.h>\n"),
     (long_files, "", "coop_jax/a.py", "x = 1\n" * 1000),
     (long_functions, "", "coop_jax/a.py", "def f():\n" + "    x = 1\n" * 60),
+    (
+        long_functions_in_cpp,
+        "",
+        "cc/a.cc",
+        "namespace a {\nint F(int x) {\n" + "  if (x > 1) {\n  }\n" * 30 + "}\n}  // namespace a\n",
+    ),
 ]
 OTHERS = {
     "run/api.py": "",

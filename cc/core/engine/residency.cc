@@ -302,6 +302,15 @@ void Residency::TakeInPlace(StorageId input) {
   }
 }
 
+void Residency::MakeOutputsPermanent(OperationId id, std::span<const PlacedOutput> outputs) {
+  for (const PlacedOutput& placed : outputs) {
+    if (placed.storage == kNone) continue;
+    Storage& storage = graph_.MutableStorage(placed.storage);
+    if (storage.has_recipe()) --graph_.MutableOperation(id).live_outputs;
+    storage.permanent = true;
+  }
+}
+
 void Residency::CommitRun(OperationId id, std::span<const PlacedOutput> outputs) {
   const bool recompute = graph_.operation(id).executed;
   const double cost_seconds = graph_.operation(id).cost_seconds;
@@ -351,16 +360,8 @@ void Residency::CommitRun(OperationId id, std::span<const PlacedOutput> outputs)
   }
 
   graph_.MutableOperation(id).executed = true;
-  if (!recompute) graph_.MutableOperation(id).sequence = scalars_.stats.operations;
-  if (overwrote_source) {
-    // The source cannot come back, so what was made from it must not need it.
-    for (const PlacedOutput& placed : outputs) {
-      if (placed.storage == kNone) continue;
-      Storage& storage = graph_.MutableStorage(placed.storage);
-      if (storage.has_recipe()) --graph_.MutableOperation(id).live_outputs;
-      storage.permanent = true;
-    }
-  }
+  graph_.MutableOperation(id).sequence = scalars_.stats.operations;
+  if (overwrote_source) MakeOutputsPermanent(id, outputs);
   const Operation& operation = graph_.operation(id);
   if (!operation.recomputable || operation.live_outputs == 0) Retire(id);
   CollectUnwanted();

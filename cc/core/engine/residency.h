@@ -264,6 +264,9 @@ class Residency {
   void ReportGone(StorageId id);
   BlockId MakeEvicted(StorageId id);
   void TakeInPlace(StorageId input);
+  // Of a run that overwrote a source: that cannot come back, so what was made from it must not
+  // need it.
+  void MakeOutputsPermanent(OperationId id, std::span<const PlacedOutput> outputs);
   void LoseLiveOutput(OperationId id);
   void Retire(OperationId id);
   void Kill(StorageId id);

@@ -153,17 +153,7 @@ class LazyWindowSearch {
   // `score_of(id)`: the score of a block where it is not known.
   template <typename ScoreOf>
   std::optional<Window> Best(ScoreOf score_of) {
-    // The best by the bounds is likely to be good: nothing above its score is looked at.
-    bounds_.Begin(request_bytes_, side_);
-    for (size_t i = 0; i < blocks_.size(); ++i) {
-      const Item& block = blocks_[i];
-      if (block.is_barrier) {
-        bounds_.Barrier();
-      } else {
-        bounds_.Push(static_cast<int32_t>(i), block.bytes, block.score, block.is_free);
-      }
-    }
-    std::optional<Window> likely = bounds_.Best();
+    std::optional<Window> likely = BestByBounds();
     if (!likely) return std::nullopt;
     if (all_known_) {
       likely->first = blocks_[static_cast<size_t>(likely->first)].id;
@@ -216,6 +206,20 @@ class LazyWindowSearch {
   }
 
  private:
+  // Likely to be good, so nothing above its score is looked at; named by positions in `blocks_`.
+  std::optional<Window> BestByBounds() {
+    bounds_.Begin(request_bytes_, side_);
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      const Item& block = blocks_[i];
+      if (block.is_barrier) {
+        bounds_.Barrier();
+      } else {
+        bounds_.Push(static_cast<int32_t>(i), block.bytes, block.score, block.is_free);
+      }
+    }
+    return bounds_.Best();
+  }
+
   struct Item {
     Fixed score = 0;
     int64_t bytes = 0;

@@ -54,6 +54,39 @@ nb::object TupleOf(const std::vector<int64_t>& numbers) {
   return tuple;
 }
 
+// The blocks that lie in a pool, and which of them inputs were seen in.
+class SeenBlocks {
+ public:
+  explicit SeenBlocks(std::vector<PoolMemory::Block> live)
+      : live_(std::move(live)), seen_(live_.size(), false) {}
+
+  // Whether this is the first of the inputs that lie at an offset.
+  bool IsFirst(int64_t offset) {
+    const auto found = std::lower_bound(
+        live_.begin(), live_.end(), offset,
+        [](const PoolMemory::Block& block, int64_t o) { return block.offset < o; });
+    if (found == live_.end() || found->offset != offset) return seen_inside_.insert(offset).second;
+    const auto index = static_cast<size_t>(found - live_.begin());
+    if (seen_[index]) return false;
+    seen_[index] = true;
+    return true;
+  }
+
+  // (offset, bytes) of each block that no input was seen in.
+  [[nodiscard]] nb::list Others() const {
+    nb::list others;
+    for (size_t i = 0; i < live_.size(); ++i) {
+      if (!seen_[i]) others.append(nb::make_tuple(live_[i].offset, live_[i].bytes));
+    }
+    return others;
+  }
+
+ private:
+  std::vector<PoolMemory::Block> live_;  // by offset
+  std::vector<bool> seen_;
+  std::set<int64_t> seen_inside_;  // offsets where no block begins
+};
+
 }  // namespace
 
 ArgumentReader::ArgumentReader(nb::object type, Accessors accessors,
@@ -168,23 +201,7 @@ nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places,
     return last - first == 1;
   };
 
-  const std::vector<PoolMemory::Block> live = memory.LiveBlocks();
-  std::vector<bool> seen(live.size(), false);
-  std::set<int64_t> seen_inside;  // offsets where no block begins
-  // Whether this is the first of the inputs that lie at an offset.
-  const auto is_first = [&](int64_t offset) {
-    const auto found = std::lower_bound(
-        live.begin(), live.end(), offset,
-        [](const PoolMemory::Block& block, int64_t o) { return block.offset < o; });
-    if (found != live.end() && found->offset == offset) {
-      const auto index = static_cast<size_t>(found - live.begin());
-      if (seen[index]) return false;
-      seen[index] = true;
-      return true;
-    }
-    return seen_inside.insert(offset).second;
-  };
-
+  SeenBlocks seen(memory.LiveBlocks());
   std::vector<int64_t> where(count), offsets(count, -1);
   nb::object donated = Steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (size_t i = 0; i < count; ++i) {
@@ -193,7 +210,7 @@ nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places,
     bool mine = flags[i] != 0 && has_place && is_alone(at[i]) &&
                 (!IsArray(arrays[i]) || IsUnshared(arrays[i]));
     Program::Where lies = Program::Where::kOutside;
-    if (offset >= 0 && is_first(offset)) {
+    if (offset >= 0 && seen.IsFirst(offset)) {
       offsets[i] = offset;
       lies = Program::Where::kForeign;
       mine = mine && memory.LiveCount(offset) == 1;
@@ -205,11 +222,7 @@ nb::tuple ArgumentReader::Lie(nb::handle pool, nb::list arrays, nb::list places,
     where[i] = static_cast<int64_t>(lies);
     PyTuple_SET_ITEM(donated.ptr(), static_cast<Py_ssize_t>(i), nb::bool_(mine).release().ptr());
   }
-  nb::list others;
-  for (size_t i = 0; i < live.size(); ++i) {
-    if (!seen[i]) others.append(nb::make_tuple(live[i].offset, live[i].bytes));
-  }
-  return nb::make_tuple(TupleOf(where), TupleOf(offsets), donated, nb::tuple(others));
+  return nb::make_tuple(TupleOf(where), TupleOf(offsets), donated, nb::tuple(seen.Others()));
 }
 
 void BindArgumentReader(nb::module_& module) {

@@ -159,15 +159,10 @@ void Replay::Finish() {
   if (awaited_.is_valid()) wait_(std::exchange(awaited_, nb::object()));
 }
 
-void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
-                       Interrupts* interrupts, nb::handle misplaced) {
-  const auto begin = std::chrono::steady_clock::now();
-  PoolMemory& memory = MemoryOf(pool_);
-  for (const auto& [offset, bytes] : launch.emptied) memory.Discard(offset, bytes);
+std::vector<nb::object> Replay::ArgumentsOf(const Launch& launch, PyObject* values,
+                                            const PoolMemory& memory) {
   std::vector<nb::object> arguments;
-  std::vector<PyObject*> pointers;
   arguments.reserve(launch.slots.size() + launch.operands.size());
-  pointers.reserve(arguments.capacity());
   for (const int32_t c : launch.slots) {
     Cell& cell = cells_[static_cast<size_t>(c)];
     if (cell.array.is_valid() && !reader_.IsDeleted(cell.array)) {
@@ -181,6 +176,17 @@ void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
   for (const int32_t value : launch.operands) {
     arguments.push_back(nb::borrow(PyList_GET_ITEM(values, value)));
   }
+  return arguments;
+}
+
+void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
+                       Interrupts* interrupts, nb::handle misplaced) {
+  const auto begin = std::chrono::steady_clock::now();
+  PoolMemory& memory = MemoryOf(pool_);
+  for (const auto& [offset, bytes] : launch.emptied) memory.Discard(offset, bytes);
+  std::vector<nb::object> arguments = ArgumentsOf(launch, values, memory);
+  std::vector<PyObject*> pointers;
+  pointers.reserve(arguments.size());
   for (const nb::object& argument : arguments) pointers.push_back(argument.ptr());
   std::optional<UncachedAllocation> uncached;
   if (!launch.emptied.empty()) uncached.emplace();  // the pool takes those pages again

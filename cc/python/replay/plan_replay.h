@@ -99,6 +99,9 @@ class Replay {
   [[nodiscard]] nanobind::object Import(const Cell& cell, bool write);
   // Waits for the last launch, if that is outstanding.
   void Finish();
+  // Slots, which their cells give up, then operands.
+  std::vector<nanobind::object> ArgumentsOf(const Launch& launch, PyObject* values,
+                                            const PoolMemory& memory);
   void RunLaunch(const Launch& launch, PyObject* values, size_t number, Interrupts* interrupts,
                  nanobind::handle misplaced);
   void CheckValue(int32_t value);
