@@ -9,7 +9,7 @@ Thread rule: functions of their arguments. Cost: what XLA assigned times what li
 
 from __future__ import annotations
 
-from typing import Any
+import jax
 
 from coop_jax._src.compat.protobuf import fields
 
@@ -21,7 +21,7 @@ _OTHERS = (_THREAD_LOCAL, _PARAMETER, _LIVES_OUT, _TUPLE, _CONSTANT)
 _OFFSET, _SIZE = 2, 3  # of BufferAllocationProto.Assigned
 
 
-def at_once(compiled: Any) -> list[int]:
+def at_once(compiled: jax.stages.Compiled) -> list[int]:
     """Bytes of temporary buffers of a `jax.stages.Compiled` that live at one time, about.
 
     Of the largest at each address. If XLA does not say: all of its temporary memory as one.

@@ -46,14 +46,16 @@ class ClearedDict(dict[Any, Any]):
         self.clear()
 
 
-def lowered(jitted: Any, specs: Sequence[jax.ShapeDtypeStruct]) -> Any:
+def lowered(
+    jitted: jax.stages.Wrapped, specs: Sequence[jax.ShapeDtypeStruct]
+) -> jax.stages.Lowered:
     """`jitted.lower(*specs)`, of which JAX keeps nothing once it is gone.
 
     From 0.12 on two of JAX's caches, 2,048 entries each, hold their own keys: one what is compiled
     of it, the other the jaxpr, and through it the executable.
     """
     traced = jitted.trace(*specs)
-    result = traced.lower()
+    result: jax.stages.Lowered = traced.lower()
     for cache in _OF_JAXPRS:
         cache.evict_weakref(traced.jaxpr)
     return result

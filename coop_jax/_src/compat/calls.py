@@ -30,7 +30,7 @@ from coop_jax._src.compat import jaxprs
 ATTRIBUTE = "coop_jax_member"
 
 
-def dispatcher(compiled: Any) -> Callable[..., Sequence[jax.Array]]:
+def dispatcher(compiled: jax.stages.Compiled) -> Callable[..., Sequence[jax.Array]]:
     """A function that calls what `lower().compile()` returned, without Python where that can be.
 
     `compiled(...)` itself does the same behind one more Python call.
@@ -39,7 +39,7 @@ def dispatcher(compiled: Any) -> Callable[..., Sequence[jax.Array]]:
         found = compiled._executable.create_cpp_call(compiled._params)
     except (AttributeError, TypeError):  # another version of JAX
         found = None
-    return compiled if found is None else found  # type: ignore[no-any-return]
+    return compiled if found is None else found
 
 
 def apart(

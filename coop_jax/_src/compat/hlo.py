@@ -12,7 +12,8 @@ Thread rule: functions of their arguments. Cost: linear in the module's bytes.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+
+import jax
 
 from coop_jax._src.compat import hlo_messages as messages
 from coop_jax._src.compat.protobuf import fields, numbers
@@ -167,7 +168,7 @@ def _entry(content: bytes) -> tuple[str, str]:
     return parts.get(1, b"").decode(), parts.get(2, b"").decode()
 
 
-def module_of(compiled: Any) -> Module | None:
+def module_of(compiled: jax.stages.Compiled) -> Module | None:
     """The optimised module of a `jax.stages.Compiled`; None where there is none to see."""
     try:
         return Module(serialized(compiled))
@@ -176,7 +177,14 @@ def module_of(compiled: Any) -> Module | None:
         return None
 
 
-def serialized(compiled: Any) -> bytes:
-    """The optimised module of a `jax.stages.Compiled` as its `HloModuleProto`."""
-    (module,) = compiled.runtime_executable().hlo_modules()
+def serialized(compiled: jax.stages.Compiled) -> bytes:
+    """The optimised module of a `jax.stages.Compiled` as its `HloModuleProto`.
+
+    Raises:
+      ValueError: the backend has none.
+    """
+    executable = compiled.runtime_executable()
+    if executable is None:
+        raise ValueError("the backend shows no executable")
+    (module,) = executable.hlo_modules()
     return bytes(module.as_serialized_hlo_module_proto())

@@ -11,12 +11,13 @@ Threads: as the front end.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from coop_jax._src.compat import transforms as compat
 from coop_jax._src.execution.function_settings import FunctionSettings
+from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.transforms import residuals
 from coop_jax._src.transforms.budgeted_call import BudgetedCall, Fits, Flat, refuse_references
 from coop_jax._src.util.calling_convention import Convention
@@ -26,8 +27,18 @@ from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.util.mutations import Watch
 from coop_jax._src.util.recent import Recent
 
-# A `remat_eager` function of settings: of their front end.
-Make = Callable[[FunctionSettings], Any]
+
+class EagerCall(Protocol):
+    """A `remat_eager` function, as far as it serves parts of another one."""
+
+    def call_flat(self, leaves: Sequence[Any], needed: Callable[[], int] | None) -> list[Any]:
+        """A call with these arguments; results beyond the `needed` may be left out."""
+
+    def make_runtime(self, leaves: list[Any], tree: Any) -> Runtime:
+        """Makes the runtime, for a call with these arguments."""
+
+
+Make = Callable[[FunctionSettings], EagerCall]
 
 
 class EagerFrontEnd:
@@ -40,7 +51,7 @@ class EagerFrontEnd:
     def __init__(self, settings: FunctionSettings, make: Make, fits: Recent[Fits]) -> None:
         self._settings, self._make, self._fits = settings, make, fits
 
-    def split(self, call: Any, is_vjp: bool, nonzero: tuple[bool, ...]) -> residuals.Split:
+    def split(self, call: BudgetedCall, is_vjp: bool, nonzero: tuple[bool, ...]) -> residuals.Split:
         """What linearization runs first, and the rest."""
         return residuals.Split(call, is_vjp, nonzero)
 
@@ -52,11 +63,11 @@ class EagerFrontEnd:
 
         def run(*operands: Any) -> list[Any]:
             try:
-                return sibling.call_flat(operands, needed)  # type: ignore[no-any-return]
+                return sibling.call_flat(operands, needed)
             except BudgetExceededError:
                 if not own.runtime().drop_residuals():
                     raise
-                return sibling.call_flat(operands, needed)  # type: ignore[no-any-return]
+                return sibling.call_flat(operands, needed)
 
         return run
 

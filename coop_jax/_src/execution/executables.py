@@ -127,13 +127,13 @@ class Executable:
         ):
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
             try:
-                self._lowered: Any = caches.lowered(jitted, specs)
+                self._lowered: jax.stages.Lowered | None = caches.lowered(jitted, specs)
             except Exception as error:  # no rule for this device...
                 error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
                 raise
         self._host = device.platform == "cpu"
         self.call: Callable[..., Sequence[jax.Array]] = _not_compiled
-        self._compiled: Any = None
+        self._compiled: jax.stages.Compiled | None = None
         self._structure: str | None = None
         self._temporaries: list[int] | None = None
         self.workspace_bytes = self.library_bytes = 0
@@ -145,13 +145,14 @@ class Executable:
         _core.ensure_signal_stack()  # XLA computes what is constant
         try:
             with arrays.caching_all(), wide.holding(wide=self.kernel.is_wide):
-                self._compiled = self._lowered.compile()
-                memory = self._compiled.memory_analysis()
+                assert self._lowered is not None, "compiled twice"
+                self._compiled = compiled = self._lowered.compile()
+                memory = compiled.memory_analysis()
         except Exception as error:  # not enough memory to compile...
             error.add_note(f"coop_jax: this came of compiling {self._failed_at}")
             raise
         self._lowered = None
-        call = calls.dispatcher(self._compiled)
+        call = calls.dispatcher(compiled)
         if self.kernel.is_wide:
             call = wide.calling(call)
         if self._rewritten >= 0:
@@ -164,17 +165,19 @@ class Executable:
             0, placed - aliased
         )
         if self._host:  # elsewhere XLA gives libraries their memory, and tells of it
-            self.library_bytes = library_memory.unreported_bytes(hlo.serialized(self._compiled))
+            self.library_bytes = library_memory.unreported_bytes(hlo.serialized(compiled))
             self.workspace_bytes += self.library_bytes
         self.places_outputs = aliased >= placed
 
     def module(self) -> hlo.Module | None:
         """What XLA made of it, None if it does not say."""
+        assert self._compiled is not None, "looked at before it was compiled"
         return hlo.module_of(self._compiled)
 
     def temporaries(self) -> list[int]:
         """Bytes of the temporary buffers that XLA keeps at one time, about."""
         if self._temporaries is None:
+            assert self._compiled is not None, "looked at before it was compiled"
             self._temporaries = buffer_assignment.at_once(self._compiled)
         return self._temporaries
 

@@ -12,13 +12,14 @@ Threads: as the front end.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from coop_jax._src.compat import contexts, jaxprs, transfers
 from coop_jax._src.compat import transforms as compat
 from coop_jax._src.execution.function_settings import FunctionSettings
+from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.ir import primitives
 from coop_jax._src.run.argument_passing import leaf_key
 from coop_jax._src.transforms import residuals
@@ -34,8 +35,18 @@ from coop_jax._src.util.calling_convention import Convention
 from coop_jax._src.util.droppable import Droppable
 from coop_jax._src.util.recent import Recent
 
-# A `run` function of settings: of their front end.
-Make = Callable[[FunctionSettings], Any]
+
+class RunFunction(Protocol):
+    """A `run` function, as far as it serves parts of another one."""
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Runs it."""
+
+    def runtime_for(self, leaves: Sequence[Any]) -> Runtime:
+        """The runtime, made for a call with these leaves as its arguments."""
+
+
+Make = Callable[[FunctionSettings], RunFunction]
 
 
 class RunFrontEnd:
@@ -50,15 +61,14 @@ class RunFrontEnd:
         self._settings, self._make = settings, make
         self.repeatable = repeatable
 
-    def split(self, call: Any, is_vjp: bool, nonzero: tuple[bool, ...]) -> residuals.Split:
+    def split(self, call: BudgetedCall, is_vjp: bool, nonzero: tuple[bool, ...]) -> residuals.Split:
         """What linearization runs first, and the rest."""
         return residuals.Split(call, is_vjp, nonzero)
 
     def budgeted(self, fn: Flat, donate: int, needed: Callable[[], int] | None) -> Flat:
         """A `run` function; all of its results are kept, or it raises before anything ran."""
         del needed
-        made: Flat = self._make(self._settings.sibling(Convention(fn, tuple(range(donate)))))
-        return made
+        return self._make(self._settings.sibling(Convention(fn, tuple(range(donate)))))
 
     def prepare(self, fn: Flat, operands: Sequence[Any]) -> None:
         """Makes the runtime for `fn` if there is none."""

@@ -51,8 +51,8 @@ class FrontEnd(Protocol):
     donates: bool
     stageable: bool
 
-    def split(self, call: Any, is_vjp: bool, nonzero: tuple[bool, ...]) -> Linearizable:
-        """Takes a `BudgetedCall` apart: `residuals.Split`."""
+    def split(self, call: BudgetedCall, is_vjp: bool, nonzero: tuple[bool, ...]) -> Linearizable:
+        """Takes a call apart: `residuals.Split`."""
         ...
 
     def budgeted(self, fn: Flat, donate: int, needed: Callable[[], int] | None) -> Flat:

@@ -92,7 +92,7 @@ class Wrapper:
         """As the library's wrapper."""
         return self._wrapper(*self._given, *args, **self._named, **kwargs)
 
-    def ask(self, question: Callable[..., A], args: Any, kwargs: Any) -> A:
+    def ask(self, question: Callable[..., A], args: tuple[Any, ...], kwargs: dict[str, Any]) -> A:
         """What `question` says of the arguments that the compiled function would be called with."""
         self._asked.question = question
         try:
