@@ -1,5 +1,9 @@
 """Train JAX programs under a hard memory budget, without annotations."""
 
+from coop_jax._core import Drop as Drop
+from coop_jax._core import Evict as Evict
+from coop_jax._core import Placement as Placement
+from coop_jax._core import Run as Run
 from coop_jax._src.eager.api import remat_eager as remat_eager
 from coop_jax._src.execution.runtime import Runtime as Runtime
 from coop_jax._src.execution.stats import Stats as Stats

@@ -2,7 +2,7 @@
 
 import contextvars
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, overload
+from typing import Any, Literal, Protocol, TypeAlias, final, overload
 
 from typing_extensions import CapsuleType
 
@@ -105,13 +105,83 @@ def ffi_version() -> tuple[int, int]:
     A jaxlib with an older one refuses them.
     """
 
-# Actions, in order: (0, storage) drop its memory, it may come back; (1, operation, placements) run
-# it again; (2, storage) drop its memory, it is dead. A placement is (storage or -1 for scratch,
-# offset or -1 for outside the pool, position of the input whose block it takes or -1).
-Placement: TypeAlias = tuple[int, int, int]
-Action: TypeAlias = tuple[int, int] | tuple[int, int, tuple[Placement, ...]]
-# The actions of a plan: as above, but a run is (1, operation, recompute, placements).
-PlanAction: TypeAlias = tuple[int, int] | tuple[int, int, bool, tuple[Placement, ...]]
+@final
+class Placement:
+    """Where an output of a run lies.
+
+    Attributes:
+      storage: the storage, -1 for scratch (free again after the run).
+      offset: its place in the pool in bytes, -1 for outside.
+      in_place_input: position of the input whose block it takes over, -1 for none.
+    """
+
+    __match_args__ = ("storage", "offset", "in_place_input")
+    def __init__(self, storage: int, offset: int, in_place_input: int = -1) -> None: ...
+    @property
+    def storage(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def in_place_input(self) -> int: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Run:
+    """Run an operation.
+
+    Attributes:
+      operation: its index in the program.
+      recompute: whether it has run before.
+      placements: a `Placement` for each output, in order.
+    """
+
+    __match_args__ = ("operation", "recompute", "placements")
+    def __init__(
+        self, operation: int, recompute: bool, placements: Sequence[Placement]
+    ) -> None: ...
+    @property
+    def operation(self) -> int: ...
+    @property
+    def recompute(self) -> bool: ...
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Built anew by each access."""
+
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Evict:
+    """Drop the memory of a storage, which may be computed again.
+
+    Attributes:
+      storage: its index in the program.
+    """
+
+    __match_args__ = ("storage",)
+    def __init__(self, storage: int) -> None: ...
+    @property
+    def storage(self) -> int: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Drop:
+    """Drop the memory of a storage that nothing reads any more.
+
+    Attributes:
+      storage: its index in the program.
+    """
+
+    __match_args__ = ("storage",)
+    def __init__(self, storage: int) -> None: ...
+    @property
+    def storage(self) -> int: ...
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+
+Action: TypeAlias = Run | Evict | Drop
 
 INPUT_OUTSIDE: int
 INPUT_FOREIGN: int
@@ -777,8 +847,12 @@ class Plan:
         """The operation without room; -1: the inputs, ``operation_count``: the outputs."""
 
     @property
-    def actions(self) -> list[PlanAction]:
+    def actions(self) -> list[Action]:
         """Built anew by each access."""
+
+    @property
+    def execution_order(self) -> list[int]:
+        """The operations of its runs, in order; recomputed ones more than once."""
 
     @property
     def action_count(self) -> int: ...

@@ -8,8 +8,6 @@ import pytest
 
 from coop_jax import _core
 
-EVICT, RUN, DROP = 0, 1, 2
-
 
 def engine(capacity_bytes: int, policy: _core.Policy | None = None) -> _core.Engine:
     return _core.Engine(capacity_bytes, 64, policy or _core.Policy(), 1e-12)
@@ -49,6 +47,29 @@ def test_policies_are_copied_and_pickled() -> None:
     for policy in (_core.Policy(), _core.Policy("dtr", "exact", evict_always=True, in_place=True)):
         assert copy.deepcopy(policy) == pickle.loads(pickle.dumps(policy)) == policy
     assert copy.deepcopy(_core.Policy(search_effort=7)).search_effort == 7
+
+
+def test_actions_are_values_told_apart_by_kind() -> None:
+    placement = _core.Placement(4, 128, in_place_input=0)
+    run = _core.Run(3, True, [placement, _core.Placement(-1, -1)])
+    assert (run.operation, run.recompute, run.placements[0]) == (3, True, placement)
+    assert (placement.storage, placement.offset, placement.in_place_input) == (4, 128, 0)
+    assert repr(run) == (
+        "Run(operation=3, recompute=True, placements=(Placement(storage=4, offset=128, "
+        "in_place_input=0), Placement(storage=-1, offset=-1, in_place_input=-1)))"
+    )
+    assert _core.Evict(3) == _core.Evict(3) != _core.Evict(4)
+    assert _core.Evict(3) != _core.Drop(3)
+    assert run != _core.Run(3, False, run.placements)
+    every: list[_core.Action] = [run, _core.Evict(3), _core.Drop(3)]
+    assert len({*every, *copy.deepcopy(every), *pickle.loads(pickle.dumps(every))}) == 3
+    match every[1]:
+        case _core.Evict(storage):
+            assert storage == 3
+        case other:
+            pytest.fail(f"matched as {other}")
+    with pytest.raises(AttributeError):
+        run.operation = 4  # type: ignore[misc]
 
 
 def test_an_operation_spec_checks_its_lengths_and_cost() -> None:
@@ -91,8 +112,8 @@ def test_pressure_evicts_and_a_later_use_recomputes() -> None:
         _, (output,), _, actions, _ = e.submit([made[-1]], spec())
         made.append(output)
         for action in actions or []:
-            if action[0] == EVICT:
-                evicted.append(action[1])
+            if isinstance(action, _core.Evict):
+                evicted.append(action.storage)
         e.validate()
     assert evicted
     assert e.stats()["evictions"] == len(evicted)
@@ -100,13 +121,10 @@ def test_pressure_evicts_and_a_later_use_recomputes() -> None:
     assert e.state_of(gone) == "evicted"
     assert e.offset_of(gone) == -1
     _, _, _, actions, _ = e.submit([gone], spec())
-    runs = [action for action in actions or [] if action[0] == RUN]
+    runs = [action for action in actions or [] if isinstance(action, _core.Run)]
     assert runs
-    assert all(len(run) == 3 for run in runs)
-    storage, offset, in_place_input = runs[-1][2][0]  # type: ignore[misc]
-    assert storage == gone
-    assert offset == e.offset_of(gone)
-    assert in_place_input == -1
+    assert all(run.recompute for run in runs)
+    assert runs[-1].placements == (_core.Placement(gone, e.offset_of(gone)),)
     assert e.stats()["recomputations"] == len(runs)
     e.validate()
 
@@ -179,9 +197,9 @@ def test_materialize_evict_all_and_reserve_return_actions() -> None:
     e = engine(1 << 12)
     source = e.add_outside(8)
     operation, (output,), _, _, _ = e.submit([source], spec())
-    assert e.evict_all() == [(EVICT, output)]
+    assert e.evict_all() == [_core.Evict(output)]
     actions = e.materialize(output)
-    assert actions == [(RUN, operation, ((output, e.offset_of(output), -1),))]
+    assert actions == [_core.Run(operation, True, [_core.Placement(output, e.offset_of(output))])]
     assert e.materialize(output) is None
     assert e.reserve(1 << 10) is None
     assert sum(nbytes for _, nbytes in e.reserved_blocks()) >= 1 << 10
@@ -244,9 +262,9 @@ def test_a_plan_with_room_runs_every_operation_once() -> None:
     full = plan(program, 1 << 12)
     assert full.feasible
     assert full.failure is None
-    runs = [action for action in full.actions if action[0] == RUN]
-    assert [run[1] for run in runs] == list(range(8))
-    assert not any(run[2] for run in runs)
+    runs = [action for action in full.actions if isinstance(action, _core.Run)]
+    assert [run.operation for run in runs] == full.execution_order == list(range(8))
+    assert not any(run.recompute for run in runs)
     assert full.stats["evictions"] == 0, "what is released is let go of, not evicted for room"
     assert full.action_count == len(full.actions)
     assert len(full.output_offsets) == 1
@@ -278,8 +296,9 @@ def test_foreign_blocks_and_reservations_are_left_alone() -> None:
     assert sum(nbytes for _, nbytes in held.reserved) >= 512
     taken = [(0, 1024), *held.reserved]
     for action in held.actions:
-        for _, offset, _ in action[3] if len(action) == 4 else ():
-            assert all(offset + 64 <= begin or offset >= begin + n for begin, n in taken)
+        for placement in action.placements if isinstance(action, _core.Run) else ():
+            at = placement.offset
+            assert all(at + 64 <= begin or at >= begin + n for begin, n in taken)
 
 
 def test_malformed_programs_are_value_errors() -> None:

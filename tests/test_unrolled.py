@@ -13,6 +13,7 @@ from conftest import assert_same_bits
 from test_segments import launches, signature_of, trained
 
 import coop_jax
+from coop_jax import _core
 from coop_jax._src.ir import cost_model
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
@@ -39,10 +40,9 @@ def test_it_does_what_the_plan_does(name: str, policy: str) -> None:
     plan = simulator.plan(budget)
     assert plan.feasible
     found = unrolled(simulator.program, plan)
-    runs = [action for action in plan.actions if len(action) == 4]
     operations = simulator.program.operations
     assert [op.kernel for op in found.program.operations] == [
-        operations[run[1]].kernel for run in runs
+        operations[number].kernel for number in plan.execution_order
     ]
     assert found.recomputations == plan.stats["recomputations"] > 0
     assert found.counted({"recomputations": 1, "evictions": 2}) == {
@@ -103,16 +103,16 @@ def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_pro
     each = planning.work_seconds(program, cost_model.CPU)
     alone, _ = planner.plan(settings, needed)
 
-    def runs(plan: Any) -> list[int]:
-        return [action[1] for action in plan.actions if len(action) == 4]
-
-    def products(plan: Any) -> int:
-        return sum(program.operations[n].kernel.label == "dot_general" for n in runs(plan))
+    def products(plan: _core.Plan) -> int:
+        kernels = (program.operations[n].kernel for n in plan.execution_order)
+        return sum(kernel.label == "dot_general" for kernel in kernels)
 
     assert products(alone) == 5
     assert products(together) == 4
-    assert len(runs(together)) > len(runs(alone))
-    assert sum(each[n] for n in runs(together)) < sum(each[n] for n in runs(alone))
+    assert len(together.execution_order) > len(alone.execution_order)
+    assert sum(each[n] for n in together.execution_order) < sum(
+        each[n] for n in alone.execution_order
+    )
 
     # What is written as segments is the one that takes less, whichever is known.
     runtime = SimpleNamespace(_settings=settings, _workspace_bytes=0, capacity_bytes=lambda: budget)
@@ -127,7 +127,7 @@ def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_pro
             )
         )
         work.finish()
-        assert runs(work.result) == runs(together)
+        assert work.result.execution_order == together.execution_order
 
 
 @pytest.mark.unless_forced("no plan is written down as segments then")

@@ -163,7 +163,11 @@ class Contender:
         """
         if not self.same_decisions:
             return statistics.median(self.statistics)
-        again = [action[2] for action in self.simulation.actions if len(action) == 4]
+        again = [
+            action.recompute
+            for action in self.simulation.actions
+            if isinstance(action, coop_jax.Run)
+        ]
         seconds = [statistics.median(runs) for runs in zip(*self.runs, strict=True)]
         pairs = list(zip(again, seconds, strict=True))
         recomputed = sum(s for recompute, s in pairs if recompute)

@@ -77,9 +77,9 @@ def repeated(found: coop_jax.Simulation, program: coop_jax.TracedProgram) -> flo
     """Seconds of runs of operations that had been recomputed before."""
     seconds, seen, total = program.cost_seconds(PROFILES[PROFILE]), set(), 0.0
     for action in found.actions:
-        if len(action) == 4 and action[2]:
-            total += seconds[action[1]] if action[1] in seen else 0.0
-            seen.add(action[1])
+        if isinstance(action, coop_jax.Run) and action.recompute:
+            total += seconds[action.operation] if action.operation in seen else 0.0
+            seen.add(action.operation)
     return total
 
 

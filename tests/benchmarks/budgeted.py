@@ -34,4 +34,4 @@ class Budgeted(Contender):
         (signature,) = self.step._signatures.values()
         form = signature.tier.segmented or signature
         (*_, known) = form.plans.values()
-        return sum(len(action) == 4 for action in known.plan.actions)
+        return len(known.plan.execution_order)

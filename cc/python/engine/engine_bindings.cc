@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/python/engine/action_types.h"
 #include "cc/python/engine/py_engine.h"
 #include "cc/python/support/names.h"
 
@@ -49,6 +50,7 @@ OperationSpec MakeOperationSpec(const std::vector<int64_t>& output_bytes,
 
 void BindEngine(nb::module_& module) {
   BindPolicy(module);
+  BindActions(module);
   BindNoSpaceError(module);
 
   nb::class_<OperationSpec>(module, "OperationSpec", "An operation's outputs and cost; reused.")

@@ -1,13 +1,8 @@
 // Python bindings of the engine and of plans: Policy, OperationSpec, Engine, Program, make_plan.
 //
 // Purpose: the executor's view of the planner. Calls made once per operation (submit, release,
-//   retain) take positional arguments and build nothing but the tuples they return.
-// Model: actions become plain tuples, in order:
-//   (0, storage)                     evict: drop the memory, it may come back
-//   (1, operation, placements)       recompute; a Plan adds `recompute` before `placements`
-//   (2, storage)                     drop the memory, it is dead
-//   with placements a tuple of (storage or -1 for scratch, offset or -1 for outside, in_place_input
-//   or -1), in output order.
+//   retain) take positional arguments and build nothing but what they return.
+// Model: actions become objects of one class a kind (see action_types.h).
 // Invariants: a call that raises has changed nothing.
 // Thread rule: under the interpreter lock, except that make_plan runs without it on its own copy.
 // Source: paper section 3 (see cc/core/engine/engine.h).
@@ -35,9 +30,6 @@ void BindHistory(nanobind::module_& module);
 [[nodiscard]] nanobind::dict FailureDict(const Failure& failure);
 [[nodiscard]] nanobind::dict StatsDict(const Stats& stats);
 [[nodiscard]] nanobind::list RangeList(const std::vector<Range>& ranges);
-// The tuple of (storage, offset, in_place_input) tuples of one run.
-[[nodiscard]] nanobind::object PlacementTuple(const std::vector<Placement>& placements,
-                                              const Action& action);
 // -1, 0, 1 for left, as the policy has it, right. Throws std::invalid_argument for others.
 [[nodiscard]] std::vector<SideHint> SideHints(const std::vector<int32_t>& sides);
 // A timer for EngineOptions: seconds of a clock that never goes back.

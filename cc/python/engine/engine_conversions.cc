@@ -60,19 +60,6 @@ nb::list RangeList(const std::vector<Range>& ranges) {
   return list;
 }
 
-nb::object PlacementTuple(const std::vector<Placement>& placements, const Action& action) {
-  nb::object tuple = nb::steal(PyTuple_New(action.placement_count));
-  if (!tuple.is_valid()) nb::raise_python_error();
-  for (int32_t i = 0; i < action.placement_count; ++i) {
-    const Placement& placement = placements[static_cast<size_t>(action.first_placement + i)];
-    PyTuple_SET_ITEM(tuple.ptr(), i,
-                     nb::make_tuple(placement.storage, placement.offset, placement.in_place_input)
-                         .release()
-                         .ptr());
-  }
-  return tuple;
-}
-
 double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

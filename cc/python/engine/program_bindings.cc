@@ -13,6 +13,7 @@
 #include "cc/core/planner/min_cut_keep_set.h"
 #include "cc/core/planner/plan.h"
 #include "cc/core/pool/sliding_window.h"
+#include "cc/python/engine/action_types.h"
 #include "cc/python/engine/engine_bindings.h"
 
 namespace nb = nanobind;
@@ -151,18 +152,12 @@ nb::list FindCheckpointsAtCuts(const Program& program, const Ints& input_where,
   return CheckpointTuples(all);
 }
 
-nb::list PlanActions(const Plan& plan) {
-  nb::list list;
+Ints ExecutionOrder(const Plan& plan) {
+  Ints operations;
   for (const Action& action : plan.actions) {
-    const int kind = static_cast<int>(action.kind);
-    if (action.kind == ActionKind::kRun) {
-      list.append(nb::make_tuple(kind, action.id, action.recompute,
-                                 PlacementTuple(plan.placements, action)));
-    } else {
-      list.append(nb::make_tuple(kind, action.id));
-    }
+    if (action.kind == ActionKind::kRun) operations.push_back(action.id);
   }
-  return list;
+  return operations;
 }
 
 nb::object Search(const std::vector<int64_t>& bytes, const std::vector<double>& scores,
@@ -238,7 +233,9 @@ void BindProgram(nb::module_& module) {
                      return FailureDict(plan.failure);
                    })
       .def_ro("tried_recomputations", &Plan::tried_recomputations)
-      .def_prop_ro("actions", &PlanActions)
+      .def_prop_ro("actions",
+                   [](const Plan& plan) { return ActionList(plan.actions, plan.placements); })
+      .def_prop_ro("execution_order", &ExecutionOrder)
       .def_prop_ro("action_count", [](const Plan& plan) { return plan.actions.size(); })
       .def_prop_ro("reserved", [](const Plan& plan) { return RangeList(plan.reserved); })
       .def_prop_ro("stats", [](const Plan& plan) { return StatsDict(plan.stats); });

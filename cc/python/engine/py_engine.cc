@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/python/engine/action_types.h"
 #include "cc/python/engine/engine_bindings.h"
 
 namespace nb = nanobind;
@@ -98,17 +99,7 @@ nb::object PyEngine::TakeRetired() {
 nb::object PyEngine::Actions(size_t skipped) const {
   const std::vector<Action>& actions = engine_.actions();
   if (actions.size() <= skipped) return nb::none();
-  nb::list list;
-  for (size_t i = 0; i + skipped < actions.size(); ++i) {
-    const Action& action = actions[i];
-    const int kind = static_cast<int>(action.kind);
-    if (action.kind == ActionKind::kRun) {
-      list.append(nb::make_tuple(kind, action.id, PlacementTuple(engine_.placements(), action)));
-    } else {
-      list.append(nb::make_tuple(kind, action.id));
-    }
-  }
-  return list;
+  return ActionList({actions.data(), actions.size() - skipped}, engine_.placements());
 }
 
 // The engine's lists are valid until the next storage or operation is added.

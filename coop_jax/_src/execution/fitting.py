@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
@@ -142,21 +141,28 @@ def launched(
     plan: _core.Plan, program: Program, device: jax.Device, cache: KernelCache
 ) -> Launches:
     """The workspace of what a plan launches, compiled where it is not yet."""
-    runs = [a for a in plan.actions if len(a) == 4]
-    forms = [
-        (op.kernel, modes_of(op, action[3], device), op.source)
-        for action in runs
-        for op in (program.operations[action[1]],)
-    ]
-    found = compiled_workspaces(forms, device, cache)
-    return [(action[1], nbytes) for action, nbytes in zip(runs, found, strict=True)]
+    found = compiled_workspaces(wanted_by(plan, program, device), device, cache)
+    return list(zip(plan.execution_order, found, strict=True))
 
 
-def modes_of(op: Operation, placements: Sequence[Any], device: jax.Device) -> tuple[int, ...]:
+def wanted_by(plan: _core.Plan, program: Program, device: jax.Device) -> list[Wanted]:
+    """The form of each run of a plan, in order."""
+    forms = []
+    for action in plan.actions:
+        if isinstance(action, _core.Run):
+            op = program.operations[action.operation]
+            forms.append((op.kernel, modes_of(op, action.placements, device), op.source))
+    return forms
+
+
+def modes_of(
+    op: Operation, placements: Sequence[_core.Placement], device: jax.Device
+) -> tuple[int, ...]:
     """Output modes of an executable from where the engine puts its outputs."""
     modes = []
     results = placements[: len(op.results)]  # own blocks of workspace may come after them
-    for (_, offset, in_place), possible in zip(results, op.in_place, strict=True):
+    for placement, possible in zip(results, op.in_place, strict=True):
+        offset, in_place = placement.offset, placement.in_place_input
         if in_place < 0 and possible >= 0 and copies_operands(op, device):
             in_place = possible
         modes.append(

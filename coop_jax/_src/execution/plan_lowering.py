@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from coop_jax import _core
 from coop_jax._src.execution import executable_cache, executables
 from coop_jax._src.execution.compilation import compile_together
-from coop_jax._src.execution.fitting import modes_of
+from coop_jax._src.execution.fitting import modes_of, wanted_by
 from coop_jax._src.execution.instructions import CompiledPlan, Forget, Instruction, Run, View
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.execution.value_numbers import Places
@@ -44,16 +44,7 @@ def compile_plan(
     Returns:
       The plan, and (operation, bytes of workspace) of each launch.
     """
-    compile_together(
-        (
-            (op.kernel, modes_of(op, action[3], memory.device), op.source)
-            for action in plan.actions
-            if len(action) == 4
-            for op in (program.operations[action[1]],)
-        ),
-        memory.device,
-        cache,
-    )
+    compile_together(wanted_by(plan, program, memory.device), memory.device, cache)
     translator = _Translator(plan, program, residency, memory, cache, provision)
     instructions = translator.translate()
     outputs, kept = tuple(map(translator.place_of, program.outputs)), translator.kept_outputs()
@@ -136,10 +127,10 @@ class _Translator:
 
     def translate(self) -> list[Instruction]:
         for action in self.actions:
-            if len(action) == 4:
-                self._run(action[1], action[2], action[3])
-            elif action[1] < len(self.program.storages):  # else an own block of workspace
-                self._forget(action[1])
+            if isinstance(action, _core.Run):
+                self._run(action.operation, action.recompute, action.placements)
+            elif action.storage < len(self.program.storages):  # else an own block of workspace
+                self._forget(action.storage)
         self._settle()
         for value in self.outputs:
             self._need(value)
@@ -251,12 +242,12 @@ class _Translator:
             return value, -1, None
         return value, offset + record.at_bytes, self.memory.spec(record.aval)
 
-    def _run(self, index: int, recompute: bool, placements: Sequence[Any]) -> None:
+    def _run(self, index: int, recompute: bool, placements: Sequence[_core.Placement]) -> None:
         op = self.program.operations[index]
         own = self.provision.blocks(index)
         emptied = tuple(
-            (offset, nbytes)
-            for (_, offset, _), nbytes in zip(placements[len(op.results) :], own, strict=True)
+            (placement.offset, nbytes)
+            for placement, nbytes in zip(placements[len(op.results) :], own, strict=True)
         )
         placements = placements[: len(op.results)]
         for value in op.operands:
@@ -266,10 +257,11 @@ class _Translator:
         self.workspaces.append((index, executable.workspace_bytes))
         slots = []
         for k in executable.slot_results:
-            slots.append((placements[k][1], self.memory.spec(op.kernel.out_avals[k])))
+            slots.append((placements[k].offset, self.memory.spec(op.kernel.out_avals[k])))
         overwritten, copied, forget = [], [], []
         consumed = []  # offsets of donated inputs that are overwritten
-        for (_, offset, in_place), mode in zip(placements, modes, strict=True):
+        for placement, mode in zip(placements, modes, strict=True):
+            offset, in_place = placement.offset, placement.in_place_input
             if mode >= 0 > in_place:
                 overwritten.append((mode, offset))
                 spec = self.memory.spec(op.kernel.in_avals[mode])
@@ -282,7 +274,7 @@ class _Translator:
                     consumed.append(offset)
         results = []
         for k in executable.order:
-            storage, offset, _ = placements[k]
+            storage, offset = placements[k].storage, placements[k].offset
             known = storage >= 0 and not (offset < 0 and op.results[k] in self.present)
             results.append(op.results[k] if known else -1)
             if known:

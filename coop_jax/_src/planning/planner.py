@@ -242,7 +242,7 @@ class WorkspacePlanner:
             return True, -plan.failed_operation
         seconds: float = plan.stats["recompute_seconds"]
         if way.own_bytes:
-            seconds += refill_seconds(way, [a[1] for a in plan.actions if len(a) == 4])
+            seconds += refill_seconds(way, plan.execution_order)
             seconds *= _CLEARLY_BETTER
         return False, seconds
 

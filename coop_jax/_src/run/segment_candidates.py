@@ -128,6 +128,6 @@ def _plan_of_segments(
     plan, seconds = made.result(), planner.work_seconds(program, settings.profile)
 
     def work(plan: _core.Plan) -> float:
-        return sum(seconds[action[1]] for action in plan.actions if len(action) == 4)
+        return sum(seconds[operation] for operation in plan.execution_order)
 
     return plan if plan.feasible and work(plan) < work(known.plan) else known.plan

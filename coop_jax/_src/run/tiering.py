@@ -267,14 +267,14 @@ def _planned_costs(
     plan, provision = planner.plan(settings, needed)
     if not plan.feasible:
         return None
-    runs = [a[1] for a in plan.actions if len(a) == 4]
+    runs = plan.execution_order
     refill_seconds = workspace.refill_seconds(provision, runs)
     refill_seconds += workspace.malloc_seconds(provision, runs, needed)
     return _costs_of(program, plan, refill_seconds)
 
 
 def _costs_of(program: Program, plan: _core.Plan, refill_seconds: float) -> _Costs:
-    runs = [program.operations[a[1]] for a in plan.actions if len(a) == 4]
+    runs = [program.operations[number] for number in plan.execution_order]
     return _Costs(
         plan.stats["compute_seconds"] + plan.stats["recompute_seconds"],
         len(runs),

@@ -68,13 +68,13 @@ class _Unroller:
         seconds = [0.0, 0.0]
         again = 0
         for action in plan.actions:
-            if len(action) == 4:
-                _, number, recompute, placements = action
-                self._run(program.operations[number], [p[0] for p in placements])
-                seconds[recompute] += program.operations[number].kernel.cost_seconds
-                again += recompute
-            elif action[1] < len(program.storages):  # else an own block of workspace
-                for value in program.storages[action[1]].values:
+            if isinstance(action, _core.Run):
+                op = program.operations[action.operation]
+                self._run(op, [placement.storage for placement in action.placements])
+                seconds[action.recompute] += op.kernel.cost_seconds
+                again += action.recompute
+            elif action.storage < len(program.storages):  # else an own block of workspace
+                for value in program.storages[action.storage].values:
                     self._now.pop(value, None)
         outputs = tuple(self._now[v] for v in program.outputs)
         made = Program(

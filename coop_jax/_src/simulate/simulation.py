@@ -80,8 +80,17 @@ class Simulation:
         )
 
     @property
-    def actions(self) -> list[_core.PlanAction]:
-        """What would be done, in order: (0, storage) evict, (1, operation, recompute, placements)
-        run, (2, storage) drop.
-        """  # noqa: D205
+    def actions(self) -> list[_core.Action]:
+        """What would be done, in order: each a `Run`, an `Evict` or a `Drop`.
+
+        Operations and storages are numbered as in the program's `operations` and `storages`; a
+        storage with a higher number is a block of workspace. Each access makes a new list.
+
+        Example:
+          >>> import coop_jax, jax, jax.numpy as jnp
+          >>> x = jax.ShapeDtypeStruct((1024,), jnp.float32)
+          >>> found = coop_jax.simulate(lambda x: jnp.tanh(x).sum(), x)
+          >>> [a.recompute for a in found.actions if isinstance(a, coop_jax.Run)]
+          [False]
+        """
         return self.plan.actions

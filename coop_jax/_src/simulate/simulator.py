@@ -195,11 +195,10 @@ class Simulator:
         if self.prices is not None:
             compute = recompute = 0.0
             for action in plan.actions:
-                if len(action) == 2:  # nothing runs
+                if not isinstance(action, _core.Run):
                     continue
-                _, operation, again, _ = action
-                recompute += self.prices[operation] if again else 0.0
-                compute += 0.0 if again else self.prices[operation]
+                recompute += self.prices[action.operation] if action.recompute else 0.0
+                compute += 0.0 if action.recompute else self.prices[action.operation]
         searches = sorted(plan.search_seconds)
         count = len(searches)
         return Simulation(

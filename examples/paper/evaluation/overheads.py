@@ -85,8 +85,8 @@ def nearby(
 
 def _repeated(simulation: coop_jax.Simulation, seconds: Sequence[float]) -> float:
     """Time in operations that had been recomputed before, in a plan."""
-    runs = (action for action in simulation.actions if len(action) == 4)
-    times = collections.Counter(number for _, number, again, _ in runs if again)
+    runs = (action for action in simulation.actions if isinstance(action, coop_jax.Run))
+    times = collections.Counter(run.operation for run in runs if run.recompute)
     return sum(seconds[number] * (count - 1) for number, count in times.items())
 
 
