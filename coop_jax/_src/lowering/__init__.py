@@ -3,5 +3,5 @@
 `build` goes from one to the other with a `builder`; `in_place` says what is written over what.
 `inlining` chooses which calls are taken apart, `conditional_to_select` which branches, `cse` finds
 what is computed twice, `stacking` and `stacked_ops` what is put together, or computed, part by
-part.
+part. `pass_options` has a switch for each pass.
 """

@@ -19,6 +19,7 @@ from coop_jax._src.ir.raw_operations import RawOperation
 from coop_jax._src.lowering import in_place, stacking
 from coop_jax._src.lowering.flatten import Flattener
 from coop_jax._src.lowering.inlining import SMALL_BYTES
+from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.lowering.passes import rearrangement_sinking, transpose_folding
 from coop_jax._src.lowering.passes.early_updates import run_early
 from coop_jax._src.lowering.passes.fusion import fuse
@@ -32,6 +33,7 @@ def build_program(
     cache: KernelCache,
     *,
     fusion: bool = False,
+    passes: PassOptions | None = None,
 ) -> Program:
     """Flattens a traced function.
 
@@ -41,21 +43,29 @@ def build_program(
       donated: for each argument leaf whether it is donated.
       cache: where kernels live.
       fusion: whether operations are fused.
+      passes: which passes take place; None for all.
 
     Raises:
       DynamicControlFlow: the program holds a `cond` or `while`, so it has no fixed order.
       NotImplementedError: something that cannot run here, with primitive and source line.
     """
-    flattener = Flattener(cache, [not d for d in donated], calls_apart=fusion)
+    passes = PassOptions() if passes is None else passes
+    flattener = Flattener(cache, [not d for d in donated], fused=fusion, passes=passes)
     inputs, outputs = flattener.flatten(jaxpr, constants)
     storage_of = flattener.storages
     operations = _live_operations(flattener.operations, storage_of, outputs)
-    operations = stacking.written_early(operations, flattener, outputs)
-    if fusion:
+    if passes.stacks_written_early:
+        operations = stacking.written_early(operations, flattener, outputs)
+    if fusion and passes.rearrangement_sinking:
         operations = rearrangement_sinking.gathered(operations, flattener, outputs)
+    if fusion and passes.transpose_folding:
         operations = transpose_folding.oriented(operations, flattener, outputs)
+    if fusion and passes.early_updates:
         operations = run_early(operations, flattener, inputs, outputs, donated, may_be_absorbed)
-        operations = bundle(fuse(operations, flattener, outputs), flattener, outputs)
+    if fusion and passes.fusion:
+        operations = fuse(operations, flattener, outputs)
+    if fusion and passes.launch_clustering:
+        operations = bundle(operations, flattener, outputs)
     chosen = in_place.choose_in_place(flattener, operations, inputs, outputs, donated)
     origin_done = in_place.completed_origins(chosen.origin, storage_of, outputs)
 

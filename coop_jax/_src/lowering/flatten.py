@@ -26,6 +26,7 @@ from coop_jax._src.ir.refs import RefCell
 from coop_jax._src.ir.stacks import Stack
 from coop_jax._src.lowering import conditional_to_select, inlining, stacked_ops
 from coop_jax._src.lowering.builder import PutTogether, Walk
+from coop_jax._src.lowering.pass_options import PassOptions
 
 _Atom = int | LiteralValue | Stack | RefCell
 
@@ -34,11 +35,17 @@ class Flattener(Walk):
     """Walks a jaxpr once and builds its operations."""
 
     def __init__(
-        self, cache: KernelCache, kept_inputs: Sequence[bool], *, calls_apart: bool = False
+        self,
+        cache: KernelCache,
+        kept_inputs: Sequence[bool],
+        *,
+        fused: bool = False,
+        passes: PassOptions,
     ):
-        """`calls_apart`: also calls that could run as one operation, as fusion chooses better."""
-        super().__init__(cache, shares=calls_apart)
-        self._calls_apart = calls_apart
+        """`fused`: calls that could run as one operation are inlined too: fusion chooses better."""
+        super().__init__(cache, shares=fused and passes.cse)
+        self._calls_apart = fused
+        self._passes = passes
         self._kept_inputs = kept_inputs
         self._index_kernels: dict[int, Kernel] = {}
         self._small_stack_bytes = 0  # of one that is put together where it is first computed with
@@ -179,7 +186,9 @@ class Flattener(Walk):
             jaxpr, constants = jaxprs.linear_solve_parts(eqn.params)[:2]
             given = jaxprs.linear_solve_operands(eqn.params, operands)
             return self._call(jaxpr, constants, given)
-        if name == "cond" and not eqn.effects and conditional_to_select.is_selection(eqn.params):
+        selects = self._passes.conditional_to_select
+        selects = selects and name == "cond" and not eqn.effects
+        if selects and conditional_to_select.is_selection(eqn.params):
             bodies = [jaxprs.open_closed(b) for b in eqn.params["branches"]]
             constants = [self._constants(*body) for body in bodies]
             return conditional_to_select.select(
@@ -201,9 +210,9 @@ class Flattener(Walk):
             if found is not None:
                 atom: _Atom = found
                 return atom
-        if not stacks.is_part_by_part(eqn.primitive, [out], avals):
+        if cost_model.nbytes(out) <= self._small_stack_bytes or not self._passes.part_by_part:
             return None
-        if cost_model.nbytes(out) <= self._small_stack_bytes:
+        if not stacks.is_part_by_part(eqn.primitive, [out], avals):
             return None
         result: _Atom = stacked_ops.part_by_part(self, eqn, operands, avals, out)
         return result

@@ -18,6 +18,7 @@ from coop_jax._src.execution.function_settings import FunctionSettings, Function
 from coop_jax._src.execution.homes import Home
 from coop_jax._src.execution.runtime import Runtime, check_runtime
 from coop_jax._src.execution.wrapped_function import WrappedFunction, applied
+from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.lowering.passes import fusion as fusing
 from coop_jax._src.planning import planner, policies
 from coop_jax._src.run import previews
@@ -121,6 +122,7 @@ class BudgetedFunction(FunctionUnderBudget, Generic[P, R]):
     def __init__(self, settings: FunctionSettings):
         super().__init__(settings)
         self._convention = settings.convention
+        self._passes = PassOptions.from_environment()
         self._signatures: Recent[Signature] = Recent(64)  # with the last call beside them
         self._transformed = TransformedCalls(settings, BudgetedFunction)
 
@@ -236,8 +238,9 @@ class BudgetedFunction(FunctionUnderBudget, Generic[P, R]):
         self, static: Fixed, leaves: list[Any], tree: Any, donated: tuple[bool, ...]
     ) -> Signature:
         call, device = (static, leaves, tree), self._home.device()
+        fusion, passes = self._settings.fusion, self._passes
         return traced_signature(
-            self._convention, *call, donated, device, fusion=self._settings.fusion
+            self._convention, *call, donated, device, fusion=fusion, passes=passes
         )
 
     def runtime_for(self, leaves: Sequence[Any]) -> Runtime:

@@ -22,6 +22,7 @@ from coop_jax._src.ir import kernels, primitives
 from coop_jax._src.ir.program import Program
 from coop_jax._src.ir.raw_operations import DynamicControlFlow
 from coop_jax._src.lowering.build import build_program
+from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.planning import planner
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.recorded_calls import Lesson
@@ -145,6 +146,7 @@ def traced_signature(
     device: jax.Device,
     *,
     fusion: bool,
+    passes: PassOptions,
 ) -> Signature:
     """The signature of a call that was not made yet, from tracing its function.
 
@@ -156,6 +158,7 @@ def traced_signature(
       donated: which leaves are.
       device: where it will run.
       fusion: whether operations are fused, as for `run`.
+      passes: which passes take place.
 
     Raises:
       What `jax.jit` raises where it traces; ValueError, NotImplementedError: the program cannot
@@ -174,7 +177,7 @@ def traced_signature(
     program: Program | None
     try:
         cache = kernels.cache_for(device)
-        program = build_program(jaxpr, constants, tuple(owned), cache, fusion=fusion)
+        program = build_program(jaxpr, constants, tuple(owned), cache, fusion=fusion, passes=passes)
         constants = [arrays.stored(c) for _, c in program.constants]
     except DynamicControlFlow:
         program = None

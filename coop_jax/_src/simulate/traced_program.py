@@ -20,6 +20,7 @@ from coop_jax._src.ir import cost_model, kernels, primitives
 from coop_jax._src.ir.program import Program
 from coop_jax._src.ir.raw_operations import DynamicControlFlow
 from coop_jax._src.lowering.build import build_program
+from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.lowering.passes import fusion as fusing
 from coop_jax._src.util import library_jits, options
 from coop_jax._src.util.call_arguments import check_leaves
@@ -142,7 +143,8 @@ def traced_program(
     owned += [True] * len(refs)
     try:
         cache = kernels.cache_for(contexts.default_device())
-        program = build_program(jaxpr, constants, owned, cache, fusion=fusion)
+        passes = PassOptions.from_environment()
+        program = build_program(jaxpr, constants, owned, cache, fusion=fusion, passes=passes)
     except DynamicControlFlow as error:
         raise ValueError(
             "the program has a while_loop or cond that decides on values: what it does is not known"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 
 def is_on(name: str, *, default: bool = False) -> bool:
@@ -25,3 +26,18 @@ def setting(name: str) -> bool | None:
     if text not in ("", "0", "1", "false", "true"):
         raise ValueError(f"{name} must be 0 or 1, got {text!r}")
     return text in ("1", "true") if text else None
+
+
+def names(variable: str, known: Sequence[str]) -> frozenset[str]:
+    """The names, separated by commas, that a variable lists; none if it is empty or not set.
+
+    Raises:
+      ValueError: one of them is not known.
+    """
+    given = (name.strip() for name in os.environ.get(variable, "").split(","))
+    listed = frozenset(name for name in given if name)
+    if unknown := sorted(listed.difference(known)):
+        raise ValueError(
+            f"{variable} lists {', '.join(unknown)}; what it may list: {', '.join(known)}"
+        )
+    return listed
