@@ -273,3 +273,60 @@ def test_references_to_the_memory_of_an_array_are_counted() -> None:
         assert count.of(x) == 3
         del held
         assert count.of(x) == 0
+
+
+# --- Parts of an array: a scan reads views of what lies in the pool ---
+
+
+def layers(stack: Any, x: Any) -> Any:
+    def loss(stack: Any) -> Any:
+        return (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0] ** 2).sum()
+
+    return stack - 0.1 * jax.grad(loss)(stack)
+
+
+def stacked() -> Any:
+    return jnp.stack([jnp.asarray(W)] * 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be updated in place:UserWarning")
+@pytest.mark.parametrize("fusion", [False, True])
+def test_a_stack_that_is_scanned_and_closed_over_is_kept(fusion: bool) -> None:
+    closed = stacked()
+
+    def step(stack: Any, x: Any) -> Any:
+        return layers(stack, x) + closed
+
+    made = coop_jax.run(step, donate_argnums=0, fusion=fusion)
+    expected = coop_jax.run(step, fusion=fusion)(stacked(), X)
+    assert_same_bits(made(closed, X), expected)
+    assert_same_bits(made(made(closed, X), X), coop_jax.run(step, fusion=fusion)(expected, X))
+    assert_same_bits(closed, stacked())
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be updated in place:UserWarning")
+@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_stack_that_is_scanned_and_referred_to_is_kept(reference: str, steps: int) -> None:
+    made, plain = coop_jax.run(layers, donate_argnums=0), coop_jax.run(layers)
+    stack = stacked()
+    for _ in range(steps):
+        stack = made(stack, X)
+    before = np.array(stack)
+    view = REFERENCES[reference](stack)
+    shown = np.array(view) if isinstance(view, np.ndarray) else None
+    assert_same_bits(made(stack, X), plain(jnp.asarray(before), X))
+    if shown is not None:
+        np.testing.assert_array_equal(view, shown)
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be updated in place:UserWarning")
+def test_a_stack_that_is_scanned_and_passed_twice_is_kept() -> None:
+    def step(a: Any, b: Any, x: Any) -> Any:
+        return layers(a, x), layers(b, x)
+
+    stack = stacked()
+    expected = coop_jax.run(step)(stack, stack, X)
+    found = coop_jax.run(step, donate_argnums=(0, 1))(stack, stack, X)
+    assert_same_bits(found, expected)
+    assert_same_bits(stack, stacked())

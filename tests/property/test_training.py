@@ -44,7 +44,7 @@ class Signals:
     """A timer of the process; its handler does nothing, or raises."""
 
     def __init__(self, draw: random.Random):
-        self._draw, self._raises = draw, False
+        self._draw, self._raises, self._raised = draw, False, False
 
     def __enter__(self) -> Signals:
         self._before = signal.signal(signal.SIGALRM, self._handle)
@@ -57,12 +57,19 @@ class Signals:
     def _handle(self, *_: object) -> None:
         tally["signals"] += 1
         if self._raises:
+            self._raised = True
             raise TimeOutError
 
     def soon(self, *, raises: bool) -> None:
         """A signal within five milliseconds."""
-        self._raises = raises
+        self._raises, self._raised = raises, False
         signal.setitimer(signal.ITIMER_REAL, self._draw.uniform(1e-5, 5e-3))
+
+    def wait(self) -> None:
+        """Until the signal has come, and what it raised, which may follow the results of a call."""
+        time.sleep(6e-3)
+        for _ in range(100 if self._raised else 0):
+            time.sleep(1e-2)
 
     def none(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -78,6 +85,17 @@ def train(step: Any, loop: TrainingLoop) -> list[Any]:
     return [*map(bits_of, seen), bits_of(state)]
 
 
+def call_as_jax_does(step: Any, loop: TrainingLoop, state: Any, batch: Any) -> None:
+    """A call on a copy of the state. NaNs that it finds JAX finds, too: at the end, or on the way."""
+    try:
+        step(jax.tree.map(jnp.copy, state), batch)
+    except FloatingPointError:
+        with pytest.raises(FloatingPointError):
+            jax.jit(loop.step)(state, batch)
+            with jax.disable_jit():
+                loop.step(state, batch)
+
+
 def train_disturbed(step: Any, loop: TrainingLoop, draw: random.Random) -> list[Any]:
     """The same, with calls of the step in another configuration, and signals, in between."""
     state, seen = loop.state(), []
@@ -86,14 +104,14 @@ def train_disturbed(step: Any, loop: TrainingLoop, draw: random.Random) -> list[
             batch = loop.batch(n)
             if draw.random() < 0.3:
                 with draw.choice(CONFIGURATIONS)():
-                    step(jax.tree.map(jnp.copy, state), batch)
+                    call_as_jax_does(step, loop, state, batch)
                 tally["calls in another configuration"] += 1
             if draw.random() < 0.3:  # a call with a time-out, on a state of its own
                 copied = jax.tree.map(jnp.copy, state)
                 try:
                     signals.soon(raises=True)
                     step(copied, batch)
-                    time.sleep(6e-3)
+                    signals.wait()
                 except TimeOutError:
                     tally["calls that ended in an exception"] += 1
                 finally:

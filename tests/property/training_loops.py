@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sm3": lambda: optax.sm3(1e-2),
     "adagrad": lambda: optax.adagrad(1e-2),
     "clipped adam": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
-    "noisy sgd": lambda: optax.noisy_sgd(0.01),
+    "noisy sgd": lambda: optax.noisy_sgd(0.01, key=0),
     "masked": lambda: optax.masked(
         optax.adam(1e-3), lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)
     ),

@@ -11,7 +11,6 @@ Thread rule: under the runtime's lock, but for what is about leaves. Cost: linea
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from coop_jax._src.compat import argument_reader, arrays, holders, jaxprs, trans
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.ir.program import Program
-from coop_jax._src.planning.pool_state import ADOPT, FOREIGN, Residency
+from coop_jax._src.planning.pool_state import ADOPT, FOREIGN, OUTSIDE, Residency
 from coop_jax._src.util.call_arguments import check_leaves
 
 
@@ -190,23 +189,28 @@ def contents_of(refs: Sequence[Any]) -> list[jax.Array]:
     return [compat_refs.contents(r) for r in refs]
 
 
-def prepare(inputs: Inputs, kinds: InputKinds) -> None:
-    """Replaces what a plan cannot take as it is.
-
-    Typed random keys by their data; donated inputs that share memory outside the pool, and are
-    viewed, by copies: a view is of memory in the pool, what is shared cannot be moved there.
-    """
+def store_keys(inputs: Inputs, kinds: InputKinds) -> None:
+    """Replaces typed random keys by their data."""
     for number in kinds.keys:
         inputs.arrays[number] = arrays.stored(inputs.arrays[number])
-    if not kinds.viewed:
-        return
-    count = collections.Counter(p for p in inputs.places if p is not None)
+
+
+def copy_viewed(inputs: Inputs, kinds: InputKinds, residency: Residency) -> Residency:
+    """Replaces inputs that are viewed and cannot be moved into the pool by copies, which can.
+
+    A view is of memory in the pool. What others read (see `residency_of`) stays outside.
+
+    Returns:
+      The residency of the copies, which the call may dispose of.
+    """
+    where, donated = list(residency.where), list(residency.donated)
     for number in kinds.viewed:
-        place = inputs.places[number]
-        if place is not None and count[place] > 1:
+        if where[number] == OUTSIDE and inputs.places[number] is not None:
             copy = inputs.arrays[number].copy()
             arrays.wait(copy)
             inputs.arrays[number], inputs.places[number] = copy, place_of(copy)
+            where[number], donated[number] = ADOPT, True
+    return dataclasses.replace(residency, where=tuple(where), donated=tuple(donated))
 
 
 def residency_of(

@@ -34,11 +34,12 @@ from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.run.argument_passing import (
     Inputs,
+    copy_viewed,
     delete_donated,
     move_out,
     moved_out,
-    prepare,
     residency_of,
+    store_keys,
 )
 from coop_jax._src.run.donation import warn_of_kept
 from coop_jax._src.run.specialization import Signature, compile_all, exceeded, planner_of
@@ -186,9 +187,10 @@ def run_planned(
     assert signature.program is not None
     begin = time.perf_counter()
     memory = runtime.memory()
-    prepare(inputs, signature.kinds)
+    store_keys(inputs, signature.kinds)
     residency = residency_of(inputs, signature.kinds, signature.constants, memory)
     warn_of_kept(signature, inputs, residency.donated)
+    residency = copy_viewed(inputs, signature.kinds, residency)
     form = form_of(runtime, signature, residency)
     program = form.program
     assert program is not None
