@@ -181,7 +181,7 @@ def linear_algebra(b: Builder) -> list[Any]:
         return [y / 4 for y in jnp.linalg.qr(x)]
     if name == "eigh":
         values, vectors = jnp.linalg.eigh(symmetric)
-        return [vectors * values]
+        return [jnp.abs(vectors) * values]  # the sign of each is a choice of the solver's
     if name == "cholesky":
         return [jnp.linalg.cholesky(symmetric)]
     if name == "solve":
