@@ -330,3 +330,17 @@ def test_a_stack_that_is_scanned_and_passed_twice_is_kept() -> None:
     found = coop_jax.run(step, donate_argnums=(0, 1))(stack, stack, X)
     assert_same_bits(found, expected)
     assert_same_bits(stack, stacked())
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be updated in place:UserWarning")
+def test_what_is_kept_beside_a_copy_counts() -> None:
+    def peak(view: Any) -> int:
+        stack = stacked()
+        held = view(stack)
+        step = coop_jax.run(layers, donate_argnums=0, fusion=False)
+        step(stack, X)
+        del held
+        return step.runtime.stats().peak_bytes
+
+    nbytes = stacked().nbytes
+    assert peak(np.asarray) - peak(lambda x: None) == nbytes

@@ -115,7 +115,7 @@ def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_pro
     )
 
     # What is written as segments is the one that takes less, whichever is known.
-    runtime = SimpleNamespace(_settings=settings, _workspace_bytes=0, capacity_bytes=lambda: budget)
+    runtime = SimpleNamespace(settings=settings, workspace_bytes=0, capacity_bytes=lambda: budget)
     signature = SimpleNamespace(program=program, workspaces=needed)
     for known in (alone, together):
         work: GradualWork[Any] = GradualWork(

@@ -154,6 +154,7 @@ def jitted(name: str, program: Program, options: dict[str, Any] | None = None) -
         + memory.temp_size_in_bytes
     )
     contender = Contender(name, step, program, need)
+    # As `compat.hlo.serialized`, which is not imported here: jit may run in a process without us.
     (module,) = compiled.runtime_executable().hlo_modules()
     contender.module = module.as_serialized_hlo_module_proto()
     return contender

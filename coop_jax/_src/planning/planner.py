@@ -5,7 +5,8 @@ engine and programs, not arrays or executables, so that simulation can share it.
 
 The budget is divided so that it can never be exceeded:
   budget = pool blocks + reservation,
-  reservation = what is outside the pool at any one time (inputs, constants, small values)
+  reservation = what is outside the pool at any one time (inputs, arguments that were copied,
+                  constants, small values)
                 + the workspace of those operations that have no block of their own for it.
 """
 
@@ -153,7 +154,7 @@ def make_plan(
             residency,
             settings,
             capacity_bytes=capacity_bytes,
-            reserve_bytes=outside + workspace_bytes,
+            reserve_bytes=outside + residency.beside_bytes + workspace_bytes,
             constants=len(program.constants),
         )
         start = candidates.own_plan()

@@ -20,9 +20,12 @@ class Residency:
       offsets: for each FOREIGN input its offset, -1 for others.
       donated: for each input whether its memory may be reused in this call.
       others: (offset, bytes) of blocks of the pool that are no inputs.
+      beside_bytes: of arguments that stay outside the pool because others read them, while the call
+        works with copies of them.
     """
 
     where: tuple[int, ...]
     offsets: tuple[int, ...]
     donated: tuple[bool, ...]
     others: tuple[tuple[int, int], ...]
+    beside_bytes: int = 0

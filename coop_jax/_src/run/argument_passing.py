@@ -195,7 +195,9 @@ def store_keys(inputs: Inputs, kinds: InputKinds) -> None:
         inputs.arrays[number] = arrays.stored(inputs.arrays[number])
 
 
-def copy_viewed(inputs: Inputs, kinds: InputKinds, residency: Residency) -> Residency:
+def copy_viewed(
+    inputs: Inputs, kinds: InputKinds, closed_over: Sequence[Any], residency: Residency
+) -> Residency:
     """Replaces inputs that are viewed and cannot be moved into the pool by copies, which can.
 
     A view is of memory in the pool. What others read (see `residency_of`) stays outside.
@@ -203,14 +205,23 @@ def copy_viewed(inputs: Inputs, kinds: InputKinds, residency: Residency) -> Resi
     Returns:
       The residency of the copies, which the call may dispose of.
     """
+    copied = [n for n in kinds.viewed if residency.where[n] == OUTSIDE and inputs.places[n]]
+    if not copied:
+        return residency
     where, donated = list(residency.where), list(residency.donated)
-    for number in kinds.viewed:
-        if where[number] == OUTSIDE and inputs.places[number] is not None:
-            copy = inputs.arrays[number].copy()
-            arrays.wait(copy)
-            inputs.arrays[number], inputs.places[number] = copy, place_of(copy)
-            where[number], donated[number] = ADOPT, True
-    return dataclasses.replace(residency, where=tuple(where), donated=tuple(donated))
+    originals = {inputs.places[n]: inputs.arrays[n].nbytes for n in copied}
+    for n in copied:
+        copy = inputs.arrays[n].copy()
+        arrays.wait(copy)
+        inputs.arrays[n], inputs.places[n] = copy, place_of(copy)
+        where[n], donated[n] = ADOPT, True
+    counted = {*inputs.places, *(place_of(arrays.stored(x)) for x in closed_over)}
+    return dataclasses.replace(
+        residency,
+        where=tuple(where),
+        donated=tuple(donated),
+        beside_bytes=sum(nbytes for place, nbytes in originals.items() if place not in counted),
+    )
 
 
 def residency_of(

@@ -190,7 +190,7 @@ def run_planned(
     store_keys(inputs, signature.kinds)
     residency = residency_of(inputs, signature.kinds, signature.constants, memory)
     warn_of_kept(signature, inputs, residency.donated)
-    residency = copy_viewed(inputs, signature.kinds, residency)
+    residency = copy_viewed(inputs, signature.kinds, signature.constants, residency)
     form = form_of(runtime, signature, residency)
     program = form.program
     assert program is not None

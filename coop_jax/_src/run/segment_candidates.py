@@ -78,17 +78,19 @@ def forms_of(
     if not known.stats["recomputations"]:
         return forms
     plan = yield from _plan_of_segments(runtime, signature, residency, known)
-    forms += _in_room(runtime, program, plan)
-    if _reserved_bytes(program, known.plan) > _reserved_bytes(program, plan):
-        forms += _in_room(runtime, program, known.plan)
+    beside = residency.beside_bytes
+    forms += _in_room(runtime, program, plan, beside)
+    if _reserved_bytes(program, known.plan, beside) > _reserved_bytes(program, plan, beside):
+        forms += _in_room(runtime, program, known.plan, beside)
     return forms
 
 
-def _in_room(runtime: Runtime, program: Program, plan: _core.Plan) -> list[Form]:
+def _in_room(runtime: Runtime, program: Program, plan: _core.Plan, beside_bytes: int) -> list[Form]:
     """A plan as a program, with segments that add no more than is free."""
     written = unrolled(program, plan)
-    reserved = _reserved_bytes(program, plan)
-    free = runtime.capacity_bytes() - plan.stats["peak_outside_bytes"] - reserved
+    reserved = _reserved_bytes(program, plan, beside_bytes)
+    outside = plan.stats["peak_outside_bytes"] + beside_bytes
+    free = runtime.capacity_bytes() - outside - reserved
     forms = []
     for part in _PARTS:
         within = int(part * free)
@@ -99,10 +101,10 @@ def _in_room(runtime: Runtime, program: Program, plan: _core.Plan) -> list[Form]
     return forms
 
 
-def _reserved_bytes(program: Program, plan: _core.Plan) -> int:
+def _reserved_bytes(program: Program, plan: _core.Plan, beside_bytes: int) -> int:
     """What a plan leaves to libraries throughout; nothing where they have it only as they run."""
     needed = max((segment.library_bytes(op.kernel) for op in program.operations), default=0)
-    reserved = plan.stats["reserved_bytes"] - plan.stats["peak_outside_bytes"]
+    reserved = plan.stats["reserved_bytes"] - plan.stats["peak_outside_bytes"] - beside_bytes
     return needed if needed <= reserved else 0
 
 
