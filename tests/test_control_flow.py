@@ -281,5 +281,6 @@ def test_an_array_passed_twice_as_scanned_and_donated_parameters() -> None:
 
     x = jnp.asarray(X)
     expected = jax.jit(fn)(x, x)
-    found = coop_jax.run(fn, budget="1MiB", donate_argnums=(0, 1))(x, x)
+    with pytest.warns(UserWarning, match="passed more than once"):
+        found = coop_jax.run(fn, budget="1MiB", donate_argnums=(0, 1))(x, x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)

@@ -53,19 +53,11 @@ def build_program(
     flattener = Flattener(cache, [not d for d in donated], fused=fusion, passes=passes)
     inputs, outputs = flattener.flatten(jaxpr, constants)
     storage_of = flattener.storages
-    operations = _live_operations(flattener.operations, storage_of, outputs)
+    operations: Sequence[RawOperation] = _live_operations(flattener.operations, storage_of, outputs)
     if passes.stacks_written_early:
         operations = stacking.written_early(operations, flattener, outputs)
-    if fusion and passes.rearrangement_sinking:
-        operations = rearrangement_sinking.gathered(operations, flattener, outputs)
-    if fusion and passes.transpose_folding:
-        operations = transpose_folding.oriented(operations, flattener, outputs)
-    if fusion and passes.early_updates:
-        operations = run_early(operations, flattener, inputs, outputs, donated, may_be_absorbed)
-    if fusion and passes.fusion:
-        operations = fuse(operations, flattener, outputs)
-    if fusion and passes.launch_clustering:
-        operations = bundle(operations, flattener, outputs)
+    if fusion:
+        operations = _fused(operations, flattener, inputs, outputs, donated, passes)
     chosen = in_place.choose_in_place(flattener, operations, inputs, outputs, donated)
     origin_done = in_place.completed_origins(chosen.origin, storage_of, outputs)
 
@@ -101,6 +93,28 @@ def build_program(
         outputs=tuple(outputs),
         releases=releases_of(finished, values, inputs, outputs, donated),
     )
+
+
+def _fused(
+    operations: Sequence[RawOperation],
+    flattener: Flattener,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    donated: Sequence[bool],
+    passes: PassOptions,
+) -> Sequence[RawOperation]:
+    """What takes place where operations are fused, in order."""
+    if passes.rearrangement_sinking:
+        operations = rearrangement_sinking.gathered(operations, flattener, outputs)
+    if passes.transpose_folding:
+        operations = transpose_folding.oriented(operations, flattener, outputs)
+    if passes.early_updates:
+        operations = run_early(operations, flattener, inputs, outputs, donated, may_be_absorbed)
+    if passes.fusion:
+        operations = fuse(operations, flattener, outputs)
+    if passes.launch_clustering:
+        operations = bundle(operations, flattener, outputs)
+    return operations
 
 
 def _finished(
