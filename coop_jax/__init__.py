@@ -9,6 +9,10 @@ from coop_jax._src.execution.runtime import Runtime as Runtime
 from coop_jax._src.execution.stats import Stats as Stats
 from coop_jax._src.execution.verification import VerificationError as VerificationError
 from coop_jax._src.ir.cost_model import DeviceProfile as DeviceProfile
+from coop_jax._src.jit.api import jit as jit
+from coop_jax._src.jit.fitting import Attempt as Attempt
+from coop_jax._src.jit.report import PlannedLine as PlannedLine
+from coop_jax._src.jit.report import PlanReport as PlanReport
 from coop_jax._src.planning.policies import Policy as Policy
 from coop_jax._src.run.api import run as run
 from coop_jax._src.simulate.budget_search import cutoff_budget as cutoff_budget
@@ -25,6 +29,7 @@ from coop_jax._src.simulate.traced_program import trace_program as trace_program
 from coop_jax._src.util.budget import parse_bytes as parse_bytes
 from coop_jax._src.util.errors import BudgetExceededError as BudgetExceededError
 from coop_jax._src.util.errors import BudgetReport as BudgetReport
+from coop_jax._src.util.errors import CompiledBudgetReport as CompiledBudgetReport
 from coop_jax._src.util.errors import ProgramFileError as ProgramFileError
 
 __version__ = "0.1.0"

@@ -19,9 +19,9 @@ from coop_jax._src.compat import calls, jaxprs
 from coop_jax._src.execution import executable_cache, executables
 from coop_jax._src.ir import kernels
 from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
+from coop_jax._src.planning.rematerialized import room_before, unrolled
 from coop_jax._src.segments import compose, isolation_check, partition, segment
 from coop_jax._src.segments.compose import Composer
-from coop_jax._src.segments.rematerialized import room_before, unrolled
 from coop_jax._src.segments.scratch_blocks import LEAST_BYTES
 from coop_jax._src.segments.segment import Segment
 

@@ -17,8 +17,8 @@ from coop_jax import _core
 from coop_jax._src.ir import cost_model
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
+from coop_jax._src.planning.rematerialized import room_before, unrolled
 from coop_jax._src.run import segment_candidates, tiering
-from coop_jax._src.segments.rematerialized import room_before, unrolled
 from coop_jax._src.simulate.simulator import Simulator
 from coop_jax._src.util.incremental_work import GradualWork
 

@@ -163,6 +163,11 @@ def bind(
     return list(result) if primitive.multiple_results else [result]
 
 
+def called(closed: Any, operands: Sequence[Any]) -> list[Any]:
+    """What a closed jaxpr computes, under the current trace."""
+    return list(_jex.jaxpr_as_fun(closed)(*operands))
+
+
 def within(context: Any) -> contextlib.AbstractContextManager[Any]:
     """A context in which an equation means what it meant where it was traced."""
     return context.manager if context is not None else contextlib.nullcontext()

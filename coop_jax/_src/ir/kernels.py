@@ -234,9 +234,17 @@ class KernelCache:
             self._kernels.clear()
 
     def of_equation(
-        self, eqn: Any, atoms: Sequence[int | LiteralValue], aval_of: Callable[[int], Any]
+        self,
+        eqn: Any,
+        atoms: Sequence[int | LiteralValue],
+        aval_of: Callable[[int], Any],
+        *,
+        opaque: bool = False,
     ) -> tuple[Kernel, list[int]]:
-        """The kernel of one equation (or cheap call) and its operands without repetition."""
+        """The kernel of one equation (or cheap call) and its operands without repetition.
+
+        A call that is `opaque` stays one equation.
+        """
         numbers: list[int] = []
         local: list[int | LiteralValue] = []
         for atom in atoms:
@@ -248,7 +256,7 @@ class KernelCache:
             local.append(numbers.index(atom))
         in_avals = [aval_of(n) for n in numbers]
         builder = KernelBuilder(in_avals)
-        body = jaxprs.call_body(eqn.primitive, eqn.params)
+        body = None if opaque else jaxprs.call_body(eqn.primitive, eqn.params)
         if body is None:
             results: Sequence[Any] = range(len(numbers), len(numbers) + len(eqn.outvars))
             out_avals = [v.aval for v in eqn.outvars]

@@ -58,6 +58,7 @@ UNSUPPORTED = frozenset(
 _IDENTITIES = frozenset(
     """
     name sharding_constraint mesh_cast reshard layout_constraint pvary pcast copy_p
+    coop_jax_guard
     """.split()
 )
 

@@ -33,6 +33,7 @@ def build_program(
     cache: KernelCache,
     *,
     fusion: bool = False,
+    opaque: frozenset[str] = frozenset(),
     passes: PassOptions | None = None,
 ) -> Program:
     """Flattens a traced function.
@@ -43,6 +44,7 @@ def build_program(
       donated: for each argument leaf whether it is donated.
       cache: where kernels live.
       fusion: whether operations are fused.
+      opaque: primitives whose equations stay one operation each, whatever programs they hold.
       passes: which passes take place; None for all.
 
     Raises:
@@ -50,7 +52,9 @@ def build_program(
       NotImplementedError: something that cannot run here, with primitive and source line.
     """
     passes = PassOptions() if passes is None else passes
-    flattener = Flattener(cache, [not d for d in donated], fused=fusion, passes=passes)
+    flattener = Flattener(
+        cache, [not d for d in donated], fused=fusion, opaque=opaque, passes=passes
+    )
     inputs, outputs = flattener.flatten(jaxpr, constants)
     storage_of = flattener.storages
     operations: Sequence[RawOperation] = _live_operations(flattener.operations, storage_of, outputs)

@@ -40,11 +40,17 @@ class Flattener(Walk):
         kept_inputs: Sequence[bool],
         *,
         fused: bool = False,
+        opaque: frozenset[str] = frozenset(),
         passes: PassOptions,
     ):
-        """`fused`: calls that could run as one operation are inlined too: fusion chooses better."""
+        """Sets what is taken apart.
+
+        `fused`: calls that could run as one operation are inlined too: fusion chooses better.
+        `opaque`: primitives whose equations stay one operation, whatever programs they hold.
+        """
         super().__init__(cache, shares=fused and passes.cse)
         self._calls_apart = fused
+        self._opaque = opaque
         self._passes = passes
         self._kept_inputs = kept_inputs
         self._index_kernels: dict[int, Kernel] = {}
@@ -130,6 +136,8 @@ class Flattener(Walk):
         name = eqn.primitive.name
         if name in refs.PRIMITIVES:
             return self._of_reference(eqn, operands)
+        if name in self._opaque:
+            return self._operation(eqn, operands)
         body = jaxprs.call_body(eqn.primitive, eqn.params)
         nested = body is not None or name in primitives.CONTROL_FLOW
         apart = self._calls_apart and body is not None
@@ -227,7 +235,12 @@ class Flattener(Walk):
 
     def _operation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:
         atoms = [a if isinstance(a, LiteralValue) else self.number(a) for a in operands]
-        kernel, numbers = self.cache.of_equation(eqn, atoms, lambda number: self.avals[number])
+        kernel, numbers = self.cache.of_equation(
+            eqn,
+            atoms,
+            lambda number: self.avals[number],
+            opaque=eqn.primitive.name in self._opaque,
+        )
         effectful = bool(eqn.effects) or eqn.primitive.name in primitives.IMPURE
         info = eqn.source_info
         return self.emit(

@@ -66,7 +66,7 @@ def run_online(
         session.learn()
         signature.lesson = lesson
     except BudgetExceededError as error:
-        error.report = dataclasses.replace(error.report, donatable=is_donatable(signature))
+        error.say_donatable(is_donatable(signature))
         raise
     finally:
         session.close()

@@ -1,7 +1,7 @@
 """The forms of a program with segments among which `tiering` chooses.
 
 Of the program, and where a plan recomputes of the plan as a program (see
-`segments.rematerialized`), with what operations hand on in XLA's memory or in the pool's. Where
+`planning.rematerialized`), with what operations hand on in XLA's memory or in the pool's. Where
 operations run together a launch costs nothing, so another plan may be better than that of single
 operations.
 
@@ -21,10 +21,10 @@ from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Program
 from coop_jax._src.planning import planner
 from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.planning.rematerialized import Unrolled, room_before, unrolled
 from coop_jax._src.run.specialization import Signature
 from coop_jax._src.segments import partition, segment
 from coop_jax._src.segments.compose import LARGE_BYTES
-from coop_jax._src.segments.rematerialized import Unrolled, room_before, unrolled
 from coop_jax._src.util.incremental_work import Pieces
 
 # Sizes of segments that are tried: halves of the largest, so many times.

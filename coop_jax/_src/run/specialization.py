@@ -26,11 +26,11 @@ from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.planning import planner
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.recorded_calls import Lesson
+from coop_jax._src.planning.rematerialized import Unrolled
 from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.run import advice
 from coop_jax._src.run.argument_passing import InputKinds, Inputs, constants_on, input_kinds
 from coop_jax._src.run.call_trees import CallTrees
-from coop_jax._src.segments.rematerialized import Unrolled
 from coop_jax._src.util import progress
 from coop_jax._src.util.call_arguments import donated_names
 from coop_jax._src.util.calling_convention import Convention, Fixed

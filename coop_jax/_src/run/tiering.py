@@ -8,7 +8,7 @@ rest is done in pieces, during calls. The bits are the same, so nobody sees the 
 time that a call takes.
 
 How much runs together depends on the budget: forms with segments of several sizes are planned, of
-the program and, where values have to go, of its plan as a program (see `segments.rematerialized`),
+the program and, where values have to go, of its plan as a program (see `planning.rematerialized`),
 with what operations hand on in XLA's memory or in the pool's. The one that is expected to be
 fastest is compiled, anew where XLA needs more than was expected; if calls turn out to take longer
 with it than without, measured before and once more after, it is given up. Operations of which XLA

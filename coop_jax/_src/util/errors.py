@@ -57,6 +57,43 @@ class BudgetReport:
     enough_bytes: int | None = None
     lower_bound_bytes: int = 0
 
+    def describe(self) -> str:
+        """The report for people, and what may help."""
+        return _describe(self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledBudgetReport:
+    """Why no program within the budget was found by `coop_jax.jit`. All sizes in bytes, a device.
+
+    Attributes:
+      budget_bytes: the cap on arguments, results and temporary memory.
+      smallest_budget_bytes: what the smallest program that was compiled needs: a budget that does.
+      jit_bytes: what `jax.jit` needs.
+      attempts: how many plans were compiled.
+    """
+
+    budget_bytes: int
+    smallest_budget_bytes: int
+    jit_bytes: int
+    attempts: int
+
+    def describe(self) -> str:
+        """The report for people."""
+        rows = [
+            ("budget", self.budget_bytes),
+            ("smallest budget that would do", self.smallest_budget_bytes),
+            ("under jax.jit", self.jit_bytes),
+        ]
+        return "\n".join(
+            [f"the budget does not suffice: {self.attempts} plans were compiled, none fits."]
+            + [f"  {name}: {format_bytes(count)} ({count} bytes)" for name, count in rows]
+            + [
+                "What to change: raise budget= to at least the smallest that would do, donate what"
+                " the function replaces (donate_argnums=), or make the batch smaller."
+            ]
+        )
+
 
 class BudgetExceededError(MemoryError):
     """The program does not fit its budget.
@@ -64,27 +101,35 @@ class BudgetExceededError(MemoryError):
     Raised before the first operation runs where the program is known ahead.
 
     Attributes:
-      report: the numbers, see `BudgetReport`.
+      report: the numbers, see `BudgetReport`; of `coop_jax.jit` a `CompiledBudgetReport`.
     """
 
-    def __init__(self, report: BudgetReport):
+    def __init__(self, report: BudgetReport | CompiledBudgetReport):
         super().__init__(report)
         self.report = report
         self._is_located = False
 
     def locate(self, source: str) -> None:
         """Says which line of the user's program asked; the first to say it is the innermost."""
-        if self._is_located or not source:
+        if self._is_located or not source or not isinstance(self.report, BudgetReport):
             return
         self._is_located = True
         self.report = dataclasses.replace(self.report, source=source)
         self.args = (self.report,)
 
+    def say_donatable(self, donatable: bool) -> None:
+        """Says whether an argument could be donated, which the first to know did not."""
+        if isinstance(self.report, BudgetReport):
+            self.report = dataclasses.replace(self.report, donatable=donatable)
+            self.args = (self.report,)
+
     def __str__(self) -> str:
         """The report for people, and what may help."""
-        return _describe(self.report)
+        return self.report.describe()
 
-    def __reduce__(self) -> tuple[type[BudgetExceededError], tuple[BudgetReport]]:
+    def __reduce__(
+        self,
+    ) -> tuple[type[BudgetExceededError], tuple[BudgetReport | CompiledBudgetReport]]:
         return type(self), (self.report,)
 
 

@@ -26,15 +26,22 @@ class Unrolled:
 
     Attributes:
       program: what it does.
-      recomputations: how many of its operations have run before.
+      origins: for each of its operations which one of the planned program it is.
+      again: for each of its operations whether that has run before.
       evictions: how many values it drops that come back.
       recompute_share: the estimated part of the time that recomputations take.
     """
 
     program: Program
-    recomputations: int
+    origins: tuple[int, ...]
+    again: tuple[bool, ...]
     evictions: int
     recompute_share: float
+
+    @property
+    def recomputations(self) -> int:
+        """How many of its operations have run before."""
+        return sum(self.again)
 
     def counted(self, stats: dict[str, Any]) -> dict[str, Any]:
         """What the engine counted for a plan of this program, with what the program does itself."""
@@ -66,13 +73,15 @@ class _Unroller:
         inputs = tuple(self._now[v] for v in program.inputs)
         constants = tuple((self._now[v], array) for v, array in program.constants)
         seconds = [0.0, 0.0]
-        again = 0
+        origins: list[int] = []
+        again: list[bool] = []
         for action in plan.actions:
             if isinstance(action, _core.Run):
                 op = program.operations[action.operation]
                 self._run(op, [placement.storage for placement in action.placements])
                 seconds[action.recompute] += op.kernel.cost_seconds
-                again += action.recompute
+                origins.append(action.operation)
+                again.append(action.recompute)
             elif action.storage < len(program.storages):  # else an own block of workspace
                 for value in program.storages[action.storage].values:
                     self._now.pop(value, None)
@@ -88,7 +97,7 @@ class _Unroller:
             releases=releases_of(self._operations, self._values, inputs, outputs, program.donated),
         )
         share = seconds[1] / max(sum(seconds), 1e-30)
-        return Unrolled(made, again, plan.stats["evictions"], share)
+        return Unrolled(made, tuple(origins), tuple(again), plan.stats["evictions"], share)
 
     def _appear(self, storage: int) -> None:
         """The values of a storage are there, anew."""

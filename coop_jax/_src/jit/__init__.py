@@ -1,0 +1,9 @@
+"""`coop_jax.jit`: the plan of a program as one XLA program.
+
+`api` is the front end: JAX's own dispatch, which a guard (`compat.guards`) watches. `programs`
+makes the program of a signature: `program_planner` plans what JAX traced, with loops left whole
+(`loops`, `residuals`, `residual_rewrite`), `emission` writes the plan as a JAX function, `fitting`
+goes on until what XLA needs for that is within the budget. `report` says what came out.
+
+XLA places buffers: of a plan lifetimes and sizes count, addresses do not. No runtime, no pool.
+"""

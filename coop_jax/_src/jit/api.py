@@ -1,0 +1,199 @@
+"""`coop_jax.jit`: `jax.jit` with a memory budget for each device.
+
+A call goes to the jitted function of the last call. JAX's dispatch finds what it compiled, or
+traces or lowers again: then the function's guard refuses, and the program of the call is looked up
+by what `jax.jit` would tell programs by, or planned and compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+
+from coop_jax._src.compat import transforms
+from coop_jax._src.compat.guards import Refused
+from coop_jax._src.ir.cost_model import DeviceProfile
+from coop_jax._src.jit.programs import JitOptions, JittedProgram, make_program
+from coop_jax._src.jit.report import PlanReport
+from coop_jax._src.jit.signatures import signature_key
+from coop_jax._src.planning import policies
+from coop_jax._src.util import budget as budgets
+from coop_jax._src.util import options
+from coop_jax._src.util.calling_convention import Names, Numbers, convention_of
+from coop_jax._src.util.recent import Recent
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def jit(
+    fn: Callable[P, R],
+    *,
+    budget: budgets.Budget = None,
+    donate_argnums: Numbers = None,
+    donate_argnames: Names = None,
+    static_argnums: Numbers = None,
+    static_argnames: Names = None,
+    policy: str | policies.Policy | None = None,
+    device_profile: DeviceProfile | None = None,
+    respect_checkpoints: bool = True,
+    compiler_options: Mapping[str, Any] | None = None,
+    **jit_options: Any,
+) -> PlannedFunction[P, R]:
+    """`jax.jit` with a memory budget: what has to go is computed again, as a plan says.
+
+    The first call with arguments of some shapes, dtypes and shardings plans what to keep and what
+    to compute again, and compiles that as one XLA program; if XLA needs more than the budget for
+    it, it plans again for so much less. Where the budget suffices for what `jax.jit` makes of the
+    function, it is that program. Results equal those of `jax.jit` up to rounding, since XLA fuses
+    other operations; random numbers are the same.
+
+    Inside another transformation of JAX (`jax.jit`, `jax.grad`, `jax.vmap`) it is `jax.jit(fn)`:
+    the budget is one of whole programs, so the outermost function is the one to give it to.
+
+    Args:
+      fn: a function of pytrees of arrays, as for `jax.jit`.
+      budget: on each device, for arguments, results and temporary memory: bytes (int), a string
+        such as "20GiB", a fraction in (0, 1] of what `jax.jit` needs, or None for no cap.
+      donate_argnums: positions of arguments that the function replaces, as for `jax.jit`.
+      donate_argnames: their names.
+      static_argnums: positions of arguments that are Python values.
+      static_argnames: their names.
+      policy: how to plan, as for `run`; None for "lookahead".
+      device_profile: what operations cost; None for that of the platform.
+      respect_checkpoints: whether what `jax.checkpoint` encloses is computed again as a whole, as
+        it says. If not, the plan decides.
+      compiler_options: XLA's, as for `jax.jit`.
+      **jit_options: other options of `jax.jit`: `in_shardings`, `out_shardings`, `keep_unused`, ...
+
+    Returns:
+      A function that is called, lowered and inspected like what `jax.jit` returns, with `plan`.
+
+    Raises:
+      TypeError, ValueError: arguments that make no sense, before any tracing.
+
+    Example:
+      >>> import coop_jax, jax, jax.numpy as jnp
+      >>> def loss(w, x):
+      ...     for _ in range(8):
+      ...         x = jnp.tanh(x @ w)
+      ...     return (x**2).mean()
+      >>> step = coop_jax.jit(jax.grad(loss), budget=0.6)
+      >>> w, x = jnp.ones((256, 256)), jnp.ones((4096, 256))
+      >>> step(w, x).shape
+      (256, 256)
+      >>> step.plan(w, x).needed_bytes <= 0.6 * step.plan(w, x).jit_bytes
+      True
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
+    convention = convention_of(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
+    chosen = JitOptions(
+        convention=convention,
+        budget=budgets.check_budget(budget),
+        policy=policies.resolve_policy(policies.DEFAULT if policy is None else policy),
+        profile=device_profile,
+        respect_checkpoints=options.flag(respect_checkpoints, "respect_checkpoints"),
+        compiler_options=None if compiler_options is None else dict(compiler_options),
+        others={
+            **jit_options,
+            "donate_argnums": donate_argnums,
+            "donate_argnames": donate_argnames,
+            "static_argnums": static_argnums,
+            "static_argnames": static_argnames,
+        },
+    )
+    return PlannedFunction(chosen)
+
+
+class PlannedFunction(Generic[P, R]):
+    """A function under `coop_jax.jit`. Thread-safe: one thread plans at a time."""
+
+    def __init__(self, options: JitOptions):
+        functools.update_wrapper(self, options.convention.fn, updated=())
+        self._options = options
+        self._plain = options.jitted(options.convention.fn, options.compiler_options)
+        self._programs: Recent[JittedProgram] = Recent(64)
+        self._lock = threading.RLock()
+        self._last: Callable[..., Any] = _refuse if options.budget is not None else self._plain
+
+    def __repr__(self) -> str:
+        return f"<coop_jax.jit of {self._options.convention.fn!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the function.
+
+        Raises:
+          BudgetExceededError: no plan that was found fits the budget; nothing has run.
+          What `jax.jit` raises.
+        """
+        if not transforms.at_top():
+            return self._plain(*args, **kwargs)  # type: ignore[no-any-return]
+        try:
+            return self._last(*args, **kwargs)  # type: ignore[no-any-return]
+        except Refused:
+            pass
+        program = self._program(args, kwargs)
+        with program.guard.opened():
+            result = program.jitted(*args, **kwargs)
+        self._last = program.jitted
+        return result  # type: ignore[no-any-return]
+
+    def plan(self, *args: Any, **kwargs: Any) -> PlanReport:
+        """What a call with these arguments keeps and computes again; planned if it was not yet.
+
+        Args:
+          *args: of the call; arrays or `jax.ShapeDtypeStruct`s.
+          **kwargs: likewise.
+
+        Raises:
+          BudgetExceededError: as the call.
+        """
+        return self._program(args, kwargs).report
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The program of a call, lowered; as `jax.jit(fn).lower`."""
+        program = self._program(args, kwargs)
+        with program.guard.opened():
+            lowered: jax.stages.Lowered = program.jitted.lower(*args, **kwargs)
+            return lowered
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """The program of a call, traced; as `jax.jit(fn).trace`."""
+        program = self._program(args, kwargs)
+        with program.guard.opened():
+            traced: jax.stages.Traced = program.jitted.trace(*args, **kwargs)
+            return traced
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of results; as `jax.jit(fn).eval_shape`."""
+        return self._plain.eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forgets all programs."""
+        with self._lock:
+            self._programs.cache_clear()
+            self._plain.clear_cache()
+            if self._options.budget is not None:
+                self._last = _refuse
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """As a method."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def _program(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JittedProgram:
+        key = signature_key(self._options.convention, args, dict(kwargs))
+        with self._lock:
+            found = self._programs.get(key)
+            if found is None:
+                found = make_program(self._options, args, dict(kwargs))
+                self._programs[key] = found
+            return found
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise Refused

@@ -1,0 +1,99 @@
+"""Programs as JAX functions; XLA leaves the operations of a planned one in their order.
+
+Model: each operation reads its operands through an `optimization_barrier` that joins them with a
+result of the operation before it. So XLA cannot merge what is computed again with what was computed
+first, nor move it to where that is, and values live from where they are made to where they are last
+read, as planned. What a barrier joins lives until all of it is there; the smallest result is taken.
+
+Invariants: values are those of the program; keys are held as their data between operations.
+Thread rule: an `Emitter` belongs to one trace. Cost: JAX's, of tracing each operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from coop_jax._src.compat import arrays
+from coop_jax._src.ir.program import Operation, Program
+
+
+def emitted(program: Program) -> Callable[..., list[Any]]:
+    """A function from the program's inputs to its outputs, to be traced."""
+
+    def function(*inputs: Any) -> list[Any]:
+        emitter = Emitter(program)
+        for value, array in zip(program.inputs, inputs, strict=True):
+            emitter.put(value, array)
+        for op in program.operations:
+            emitter.run_in_order(op)
+        return [emitter.result(v) for v in program.outputs]
+
+    return function
+
+
+def first_read(program: Program) -> int | None:
+    """The number of an input that an operation reads; None if none does."""
+    read = {program.values[v].storage for op in program.operations for v in op.operands}
+    for number, value in enumerate(program.inputs):
+        if program.values[value].storage in read:
+            return number
+    return None
+
+
+class Emitter:
+    """Values of a program under the current trace, made one operation after the other."""
+
+    def __init__(self, program: Program):
+        self._program = program
+        self._made: dict[int, Any] = {}  # by value
+        self._first: dict[int, int] = {}  # of each storage the value that was made
+        self._before: list[Any] = []  # a result of the operation before
+        for value, array in program.constants:
+            self.put(value, array)
+
+    def put(self, value: int, array: Any) -> None:
+        """What a value is."""
+        self._made[value] = arrays.as_stored(array)
+        self._first.setdefault(self._program.values[value].storage, value)
+
+    def run(self, op: Operation) -> None:
+        """Computes an operation where XLA likes."""
+        self._run(op, [self.get(v) for v in op.operands])
+
+    def run_in_order(self, op: Operation) -> None:
+        """Computes an operation after the one before it."""
+        operands: Sequence[Any] = [self.get(v) for v in op.operands]
+        if operands and self._before:
+            operands, _ = jax.lax.optimization_barrier((operands, self._before))
+        self._run(op, operands)
+        if op.results:
+            self._before = [self._made[min(op.results, key=self._nbytes)]]
+
+    def get(self, value: int) -> Any:
+        """A value as it is stored; a view is made of the value that its storage holds."""
+        if value not in self._made:
+            record = self._program.values[value]
+            array = self._made[self._first[record.storage]]
+            aval = arrays.stored_aval(record.aval)
+            if array.dtype != aval.dtype:
+                array = jax.lax.bitcast_convert_type(array, aval.dtype)
+            self._made[value] = jax.numpy.reshape(array, aval.shape)
+        return self._made[value]
+
+    def result(self, value: int) -> Any:
+        """A value as the program's caller expects it."""
+        aval = self._program.values[value].aval
+        stored = self.get(value)
+        return arrays.as_keys(stored, aval) if arrays.is_keys(aval.dtype) else stored
+
+    def _run(self, op: Operation, operands: Sequence[Any]) -> None:
+        with jax.named_scope(op.name_stack):
+            results = op.kernel(*operands)
+        for value, result in zip(op.results, results, strict=True):
+            self.put(value, result)
+
+    def _nbytes(self, value: int) -> int:
+        return self._program.storages[self._program.values[value].storage].nbytes

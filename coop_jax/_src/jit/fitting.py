@@ -1,0 +1,129 @@
+"""Plans and compiles until what XLA needs is within the budget.
+
+XLA needs a little more than a plan has alive: what fusion holds, how buffers fit beside each other.
+How much more is seen once it has compiled, and the next plan is made for so much less.
+
+Thread rule: as what it calls. Cost: a compilation each attempt, a few at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from coop_jax._src.jit.program_planner import PlannedProgram, ProgramPlanner
+from coop_jax._src.util import progress
+
+C = TypeVar("C")
+
+# The first plan is for so much of the budget; each further one for so much less than XLA needed too
+# much. The attempts that follow are corrections by some percent.
+_FIRST_SHARE = 0.93
+_CORRECTION = 0.985
+_MOST_ATTEMPTS = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attempt:
+    """A plan that was compiled.
+
+    Attributes:
+      planned_bytes: what it was planned for.
+      predicted_bytes: the most that its values take at one time.
+      needed_bytes: what XLA needs for it.
+      recompute_share: the estimated part of the time that recomputations take.
+      plan_seconds, compile_seconds: what it took.
+    """
+
+    planned_bytes: int
+    predicted_bytes: int
+    needed_bytes: int
+    recompute_share: float
+    plan_seconds: float
+    compile_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fitted(Generic[C]):
+    """What came of it.
+
+    Attributes:
+      attempts: in order.
+      best: of the plan that needs least, or fits: with what was made of it; None without any plan.
+    """
+
+    attempts: tuple[Attempt, ...]
+    best: tuple[PlannedProgram, C] | None
+    needed_bytes: int
+
+
+def fit(
+    planner: ProgramPlanner,
+    compiled: Callable[[PlannedProgram], tuple[C, int]],
+    budget_bytes: int,
+) -> Fitted[C]:
+    """Plans and compiles a program for a budget.
+
+    Args:
+      planner: of the program.
+      compiled: compiles a plan; returns what it made and the bytes that XLA needs for it.
+      budget_bytes: on one device.
+
+    Returns:
+      The attempts; the last one fits, or none did.
+    """
+    search = _Search(planner, compiled)
+    capacity = int(budget_bytes * _FIRST_SHARE)
+    with progress.progress_bar(_MOST_ATTEMPTS, "planning and compiling") as bar:
+        while len(search.attempts) < _MOST_ATTEMPTS and capacity > 0:
+            needed = search.attempt(capacity)
+            bar.update()
+            if needed is None:
+                least = planner.least_capacity(capacity)
+                if least is not None and (not search.attempts or least < search.least_tried):
+                    search.attempt(least)
+                break
+            if needed <= budget_bytes:
+                break
+            capacity = int(capacity * budget_bytes / needed * _CORRECTION)
+    return Fitted(tuple(search.attempts), search.best, search.least)
+
+
+class _Search(Generic[C]):
+    def __init__(
+        self, planner: ProgramPlanner, compiled: Callable[[PlannedProgram], tuple[C, int]]
+    ):
+        self._planner = planner
+        self._compiled = compiled
+        self.attempts: list[Attempt] = []
+        self.best: tuple[PlannedProgram, C] | None = None
+        self.least = 0
+
+    @property
+    def least_tried(self) -> int:
+        """The least capacity that there was a plan for."""
+        return min(a.planned_bytes for a in self.attempts)
+
+    def attempt(self, capacity_bytes: int) -> int | None:
+        """What XLA needs for the plan of a capacity; None without a plan."""
+        begin = time.perf_counter()
+        planned = self._planner.plan(capacity_bytes)
+        between = time.perf_counter()
+        if planned is None:
+            return None
+        made, needed = self._compiled(planned)
+        self.attempts.append(
+            Attempt(
+                capacity_bytes,
+                planned.predicted_bytes,
+                needed,
+                planned.recompute_share,
+                between - begin,
+                time.perf_counter() - between,
+            )
+        )
+        if self.best is None or needed < self.least:
+            self.best, self.least = (planned, made), needed
+        return needed

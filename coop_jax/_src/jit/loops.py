@@ -1,0 +1,112 @@
+"""Scans as operations of a program: their parts, their bodies as programs, what an iteration needs.
+
+Thread rule: functions of their arguments. Cost: linear in the body, once for each `Scan`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from coop_jax._src.compat import jaxprs
+from coop_jax._src.ir import cost_model
+from coop_jax._src.ir.equations import LiteralValue
+from coop_jax._src.ir.kernels import Kernel, KernelCache
+from coop_jax._src.ir.program import Operation, Program
+from coop_jax._src.lowering.build import build_program
+from coop_jax._src.planning import planner
+from coop_jax._src.planning.planner import PlanSettings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lowering:
+    """How bodies become programs.
+
+    Attributes:
+      cache: where kernels live.
+      opaque: primitives that stay one operation each.
+      settings: what peaks are told with.
+    """
+
+    cache: KernelCache
+    opaque: frozenset[str]
+    settings: PlanSettings
+
+    def program(self, jaxpr: Any, donated: tuple[bool, ...]) -> Program:
+        """A jaxpr with its constants as a program."""
+        opened, constants = jaxprs.open_closed(jaxpr)
+        return build_program(
+            opened, constants, donated, self.cache, fusion=True, opaque=self.opaque
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScanOperation:
+    """An operation that is one scan.
+
+    Attributes:
+      op: the operation.
+      operands: the scan's, constants, carry and stacked ones in order: values, or literals.
+      results: the scan's, carry first: values.
+      parts: its body and how operands are divided.
+      params: of the equation.
+      body: the body as a program, of the same operands and results, one row of what is stacked.
+    """
+
+    op: Operation
+    operands: tuple[int | LiteralValue, ...]
+    results: tuple[int, ...]
+    parts: jaxprs.Scan
+    params: dict[str, Any]
+    body: Program
+
+    @property
+    def stacked_operands(self) -> tuple[int | LiteralValue, ...]:
+        """Those that an iteration reads a row of."""
+        return self.operands[self.parts.num_consts + self.parts.num_carry :]
+
+    @property
+    def stacked_results(self) -> tuple[int, ...]:
+        """Those that an iteration makes a row of."""
+        return self.results[self.parts.num_carry :]
+
+
+def scan_of(op: Operation, lowering: Lowering) -> ScanOperation | None:
+    """The scan that an operation is; None for others."""
+    equations = op.kernel.equations
+    if len(equations) != 1 or equations[0].primitive.name != "scan":
+        return None
+    equation = equations[0]
+    if tuple(op.kernel.outputs) != equation.results:
+        return None  # not all of its results, or in another order
+    parts = jaxprs.scan_parts(equation.params)
+    operands = tuple(op.operands[x] if isinstance(x, int) else x for x in equation.operands)
+    closed = equation.params["jaxpr"]
+    body = lowering.program(closed, (False,) * len(operands))
+    return ScanOperation(op, operands, op.results, parts, equation.params, body)
+
+
+def workspace_bytes(kernel: Kernel, lowering: Lowering) -> int:
+    """What an iteration of a kernel's loops has alive beside what it carries and closes over."""
+    most = 0
+    for equation in kernel.equations:
+        if equation.primitive.name != "scan":
+            continue
+        parts = jaxprs.scan_parts(equation.params)
+        kept = parts.num_consts
+        carried = range(kept, kept + parts.num_carry)
+        count = len(equation.operands)
+        donated = tuple(k in carried for k in range(count))
+        body = lowering.program(equation.params["jaxpr"], donated)
+        engine = planner.core_program(body, donated)
+        peak = planner.unbudgeted_peak(body, engine, lowering.settings, 0)
+        inputs = body.inputs[: kept + parts.num_carry]
+        peak -= sum(body.storages[s].nbytes for s in {body.values[v].storage for v in inputs})
+        inner = max((workspace_bytes(op.kernel, lowering) for op in body.operations), default=0)
+        most = max(most, peak + inner)
+    return most
+
+
+def nbytes(program: Program, value: int) -> int:
+    """Bytes of a value."""
+    return cost_model.nbytes(program.values[value].aval)
