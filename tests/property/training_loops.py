@@ -110,10 +110,11 @@ def _recurrent(draw: random.Random, width: int) -> tuple[list[Any], Callable[...
 LAYERS = [_dense, _dense, _residual, _residual, _attention, _scanned, _recurrent]
 
 
-def random_loop(seed: int) -> TrainingLoop:
-    """The training loop of a seed."""
+def random_loop(seed: int, rows: int | None = None) -> TrainingLoop:
+    """The training loop of a seed; of batches of so many rows, 8 or 16 if None."""
     draw = random.Random(seed)
-    width, rows = draw.choice(WIDTHS), draw.choice([8, 16])
+    width, few = draw.choice(WIDTHS), draw.choice([8, 16])
+    rows = few if rows is None else rows
     chosen = [draw.choice(LAYERS) for _ in range(draw.randint(2, 5))]
     layers = [make(draw, width) for make in chosen]
     optimizer_name = draw.choice(list(OPTIMIZERS))

@@ -50,13 +50,19 @@ class Fitted(Generic[C]):
     """What came of it.
 
     Attributes:
-      attempts: in order.
-      best: of the plan that needs least, or fits: with what was made of it; None without any plan.
+      attempts: in order; the last one fits, or is the smallest plan and does not.
+      planned: the last one.
+      made: what was made of it.
     """
 
     attempts: tuple[Attempt, ...]
-    best: tuple[PlannedProgram, C] | None
-    needed_bytes: int
+    planned: PlannedProgram
+    made: C
+
+    @property
+    def needed_bytes(self) -> int:
+        """What XLA needs for the last one."""
+        return self.attempts[-1].needed_bytes
 
 
 def fit(
@@ -72,23 +78,22 @@ def fit(
       budget_bytes: on one device.
 
     Returns:
-      The attempts; the last one fits, or none did.
+      The attempts, and what came of the last one.
     """
     search = _Search(planner, compiled)
     capacity = int(budget_bytes * _FIRST_SHARE)
-    with progress.progress_bar(_MOST_ATTEMPTS, "planning and compiling") as bar:
-        while len(search.attempts) < _MOST_ATTEMPTS and capacity > 0:
+    with progress.progress_bar(_MOST_ATTEMPTS + 1, "planning and compiling") as bar:
+        for _ in range(_MOST_ATTEMPTS):
             needed = search.attempt(capacity)
             bar.update()
             if needed is None:
-                least = planner.least_capacity(capacity)
-                if least is not None and (not search.attempts or least < search.least_tried):
-                    search.attempt(least)
                 break
             if needed <= budget_bytes:
-                break
+                return search.found()
             capacity = int(capacity * budget_bytes / needed * _CORRECTION)
-    return Fitted(tuple(search.attempts), search.best, search.least)
+        # The smallest plan there is, always the same: what a refusal names is what it needs.
+        search.attempt(planner.least_capacity())
+    return search.found()
 
 
 class _Search(Generic[C]):
@@ -98,13 +103,12 @@ class _Search(Generic[C]):
         self._planner = planner
         self._compiled = compiled
         self.attempts: list[Attempt] = []
-        self.best: tuple[PlannedProgram, C] | None = None
-        self.least = 0
+        self._last: tuple[PlannedProgram, C] | None = None
 
-    @property
-    def least_tried(self) -> int:
-        """The least capacity that there was a plan for."""
-        return min(a.planned_bytes for a in self.attempts)
+    def found(self) -> Fitted[C]:
+        """What there is so far; the last attempt is the one that counts."""
+        assert self._last is not None
+        return Fitted(tuple(self.attempts), *self._last)
 
     def attempt(self, capacity_bytes: int) -> int | None:
         """What XLA needs for the plan of a capacity; None without a plan."""
@@ -124,6 +128,5 @@ class _Search(Generic[C]):
                 time.perf_counter() - between,
             )
         )
-        if self.best is None or needed < self.least:
-            self.best, self.least = (planned, made), needed
+        self._last = planned, made
         return needed

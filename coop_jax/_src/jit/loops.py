@@ -87,9 +87,15 @@ def scan_of(op: Operation, lowering: Lowering) -> ScanOperation | None:
 
 
 def workspace_bytes(kernel: Kernel, lowering: Lowering) -> int:
-    """What an iteration of a kernel's loops has alive beside what it carries and closes over."""
+    """What a kernel has alive beside its operands and results.
+
+    Of its loops what an iteration makes beside what it carries; on CPU the halves of a counter that
+    random bits are made of, in a loop that XLA fuses with nothing.
+    """
     most = 0
     for equation in kernel.equations:
+        if equation.primitive.name == "random_bits" and lowering.cache.device.platform == "cpu":
+            most = max(most, 2 * sum(map(cost_model.nbytes, equation.out_avals)))
         if equation.primitive.name != "scan":
             continue
         parts = jaxprs.scan_parts(equation.params)

@@ -35,6 +35,9 @@ from coop_jax._src.planning.rematerialized import Unrolled, unrolled
 _SHARES = 60
 _NEIGHBOURS = 3
 
+# The least capacity is found to such a part of the largest.
+_LEAST_STEPS = 400
+
 _CHECKPOINTS = frozenset(("checkpoint", "remat2", "remat_call"))
 
 
@@ -106,9 +109,9 @@ class ProgramPlanner:
             variant.seconds(plan) / max(variant.all_seconds + variant.seconds(plan), 1e-30),
         )
 
-    def least_capacity(self, more_than: int) -> int | None:
-        """The least capacity, to 1%, for which there is a plan; None if none is found."""
-        return self._family.smallest().least_capacity(self._settings, more_than)
+    def least_capacity(self) -> int:
+        """The least capacity with a plan, to some tenths of a percent of the largest."""
+        return self._family.smallest().least_capacity(self._settings)
 
 
 class _Variant:
@@ -129,8 +132,17 @@ class _Variant:
         """What is computed again takes so long, by estimate."""
         return float(plan.stats["recompute_seconds"]) + self._again_seconds
 
-    def least_capacity(self, settings: PlanSettings, more_than: int) -> int | None:
-        return self._planner(more_than).smallest_budget(settings, self._needed)
+    def least_capacity(self, settings: PlanSettings) -> int:
+        plain = dataclasses.replace(settings, policy=policies.without_search(settings.policy))
+        high = planner.peak_bytes(self.plan(plain, planner.UNLIMITED_BYTES).stats)
+        low, resolution = 0, max(1, high // _LEAST_STEPS)
+        while high - low > resolution:
+            middle = (low + high) // 2
+            if self.plan(plain, middle).feasible:
+                high = middle
+            else:
+                low = middle
+        return high
 
     def _planner(self, capacity_bytes: int) -> WorkspacePlanner:
         return WorkspacePlanner(

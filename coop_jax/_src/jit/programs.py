@@ -121,9 +121,9 @@ def _planned(
         return (jitted, guard), compiled_memory.needed_bytes(made)
 
     fitted = fit(planner, compiled, budget)
-    if fitted.best is None or fitted.needed_bytes > budget:
+    if fitted.needed_bytes > budget:
         raise BudgetExceededError(_refusal(fitted, budget, jit_bytes))
-    planned, (jitted, guard) = fitted.best
+    planned, (jitted, guard) = fitted.planned, fitted.made
     report = PlanReport(
         budget,
         jit_bytes,
@@ -138,7 +138,7 @@ def _planned(
 
 
 def _refusal(fitted: Fitted[Any], budget: int, jit_bytes: int) -> CompiledBudgetReport:
-    smallest = jit_bytes if fitted.best is None else min(jit_bytes, fitted.needed_bytes)
+    smallest = min(jit_bytes, fitted.needed_bytes)
     return CompiledBudgetReport(budget, smallest, jit_bytes, len(fitted.attempts))
 
 
