@@ -92,8 +92,8 @@ def check_loop(seed: int) -> None:
     budget = _budget(plain, (loop.state(), loop.batch(0)), draw)
     step = _planned(loop.step, budget, (0,), (loop.state(), loop.batch(0)))
     tally["loops"] += 1
-    # Copies: what the step closes over is donated otherwise. One step from the same state each time:
-    # some of these loops are chaotic.
+    # Copies: what the step closes over is donated otherwise. One step from the same state each
+    # time: some of these loops are chaotic.
     state = loop.state()
     for n in range(3):
         found = step(jax.tree.map(jnp.copy, state), loop.batch(n))
