@@ -48,6 +48,7 @@ from coop_jax._src.run import tiering
 from coop_jax._src.ir import kernels
 from coop_jax._src.planning import local_search
 from coop_jax._src.execution import runtime as runtimes
+from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.execution.verification import eviction_is_forced
 from faults import Operations
 from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
@@ -60,7 +61,7 @@ _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
 _FUSION = "COOP_JAX_FUSION"
 _forced = pytest.StashKey[bool]()
-_ran = {"evictions": 0, "recomputations": 0}  # in all runtimes of this process
+_ran = {"evictions": 0, "rematerialisations": 0}  # in all runtimes of this process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,10 +85,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_forced] = eviction_is_forced()
     count = runtimes.Runtime.count
 
-    def counted(runtime: Any, stats: dict[str, Any], **sizes: int) -> None:
+    def counted(runtime: runtimes.Runtime, call: CallCounts) -> None:
         for name in _ran:
-            _ran[name] += stats[name]
-        count(runtime, stats, **sizes)
+            _ran[name] += getattr(call, name)
+        count(runtime, call)
 
     runtimes.Runtime.count = counted  # type: ignore[method-assign]
     config.pluginmanager.register(_Freezing())

@@ -120,7 +120,7 @@ class Start:
 def badness(plan: _core.Plan) -> tuple[bool, float]:
     """Orders plans: those that fit by what they recompute, others by how far they come."""
     if plan.feasible:
-        return False, plan.stats["recompute_seconds"]
+        return False, plan.stats.recompute_seconds
     return True, -plan.failed_operation
 
 
@@ -134,20 +134,17 @@ def is_better(plan: _core.Plan, best: _core.Plan) -> bool:
 def recompute_share(plan: _core.Plan) -> float:
     """Seconds of recomputation for each of computation."""
     stats = plan.stats
-    share: float = stats["recompute_seconds"] / max(stats["compute_seconds"], 1e-30)
-    return share
+    return stats.recompute_seconds / max(stats.compute_seconds, 1e-30)
 
 
 def close_seconds(best: _core.Plan) -> float:
     """So long may a plan recompute to become better than this one in a search; perhaps forever."""
-    return _CLOSE * best.stats["recompute_seconds"] if best.feasible else math.inf
+    return _CLOSE * best.stats.recompute_seconds if best.feasible else math.inf
 
 
 def _is_good_enough(plan: _core.Plan) -> bool:
     stats = plan.stats
-    return plan.feasible and bool(
-        stats["recompute_seconds"] <= _GOOD_ENOUGH * stats["compute_seconds"]
-    )
+    return plan.feasible and stats.recompute_seconds <= _GOOD_ENOUGH * stats.compute_seconds
 
 
 # plan(start, hints, most seconds of recomputation): a variant, infeasible if it takes longer.
@@ -197,7 +194,7 @@ def improved(
             plans = threads.map(plan_variant, *zip(*candidates, strict=True))
             for (start, hints, _), plan in zip(candidates, plans, strict=True):
                 spent += operations + _effort_of_recomputing(plan)
-                if plan.stats["peak_outside_bytes"] > outside_bytes:
+                if plan.stats.peak_outside_bytes > outside_bytes:
                     continue
                 if badness(plan) <= start.badness:
                     start.plan, start.hints = plan, hints
@@ -212,8 +209,7 @@ def _effort_of_recomputing(plan: _core.Plan) -> int:
 
     The more has to make room, the more has to come back, and the longer each search looks at.
     """
-    searches: int = plan.stats["searches"]
-    return int(plan.tried_recomputations * (1 + searches / _SEARCHES))
+    return int(plan.tried_recomputations * (1 + plan.stats.searches / _SEARCHES))
 
 
 def kinds_of(program: Program) -> Kinds:

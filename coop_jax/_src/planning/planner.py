@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from coop_jax import _core
 from coop_jax._src.ir.cost_model import DeviceProfile
@@ -158,7 +157,7 @@ def make_plan(
             constants=len(program.constants),
         )
         start = candidates.own_plan()
-        needed = start.plan.stats["peak_outside_bytes"]
+        needed = start.plan.stats.peak_outside_bytes
         if not start.plan.feasible or needed <= outside:
             return candidates.improved(start, outside).plan
         outside = needed  # more than before, and never more than all of it
@@ -241,7 +240,7 @@ class WorkspacePlanner:
     def _badness(self, plan: _core.Plan, way: Provision) -> tuple[bool, float]:
         if not plan.feasible:
             return True, -plan.failed_operation
-        seconds: float = plan.stats["recompute_seconds"]
+        seconds = plan.stats.recompute_seconds
         if way.own_bytes:
             seconds += refill_seconds(way, plan.execution_order)
             seconds *= _CLEARLY_BETTER
@@ -311,9 +310,9 @@ def unbudgeted_peak(
     )
 
 
-def peak_bytes(stats: dict[str, Any]) -> int:
+def peak_bytes(stats: _core.EngineStats) -> int:
     """What a plan takes of a budget: most bytes of the pool, and what is reserved beside them."""
-    return int(stats["peak_pool_bytes"] + stats["reserved_bytes"])
+    return stats.peak_pool_bytes + stats.reserved_bytes
 
 
 def _smallest(

@@ -159,12 +159,12 @@ class Candidates:
         policy = self._settings.policy
         if not policy.search_effort or not self._settings.alternatives or policy.evict_always:
             return start
-        if start.plan.feasible and start.plan.stats["recomputations"] == 0:
+        if start.plan.feasible and start.plan.stats.recomputations == 0:
             return start
         starts = [
             x
             for x in self._starts
-            if x is start or x.plan.stats["peak_outside_bytes"] <= outside_bytes
+            if x is start or x.plan.stats.peak_outside_bytes <= outside_bytes
         ]
         # Plans around checkpoints are searched for themselves: they would take the attempts of
         # others that are not as good at first and get better.
@@ -174,7 +174,7 @@ class Candidates:
             return self._searched(around, outside_bytes)
         best = self._searched(others, outside_bytes)
         close = close_seconds(best.plan)
-        if any(x.plan.feasible and x.plan.stats["recompute_seconds"] <= close for x in around):
+        if any(x.plan.feasible and x.plan.stats.recompute_seconds <= close for x in around):
             found = self._searched(around, outside_bytes)
             best = found if is_better(found.plan, best.plan) else best
         return best
@@ -198,7 +198,7 @@ class Candidates:
         Where as much is alive as the pool holds, addresses have to be found ahead.
         """
         policy = self._settings.policy
-        known = best.plan.feasible and best.plan.stats["recomputations"] == 0
+        known = best.plan.feasible and best.plan.stats.recomputations == 0
         if known or not self._is_free or not policies.looks_ahead(policy) or policy.evict_always:
             return best
         if self._is_large:
@@ -225,7 +225,7 @@ class Candidates:
             for factor, (policy, pin_early) in itertools.product(_KEPT_WORTH, forms):
                 hints = self._hints.keeping(kept, held_for, factor)
                 pin = pin_early and self._is_free
-                seconds = best.plan.stats["recompute_seconds"] if best.plan.feasible else 0.0
+                seconds = best.plan.stats.recompute_seconds if best.plan.feasible else 0.0
                 plan = self._plan(policy, pin, min(self._settings.give_up, 1.0), seconds, hints)
                 if found is None or is_better(plan, found.plan):
                     found = Start(policy, pin, plan, hints)

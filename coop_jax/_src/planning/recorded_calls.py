@@ -22,7 +22,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from coop_jax import _core
 from coop_jax._src.planning import policies
@@ -140,7 +139,7 @@ class Lesson:
         capacity_bytes: int,
         reserved: Sequence[tuple[int, int]],
         workspace_bytes: int,
-        stats: dict[str, Any],
+        stats: _core.EngineStats,
     ) -> None:
         """After a complete call: decides how the next one goes that finds the same state.
 
@@ -160,16 +159,16 @@ class Lesson:
         state.reserved_bytes = sum(nbytes for _, nbytes in reserved)
         self._needed_bytes = workspace_bytes
         state.plain = state.plain or _Way()  # as it went is how it goes again
-        self._is_tight = stats["recompute_seconds"] > _TIGHT * stats["compute_seconds"]
+        self._is_tight = stats.recompute_seconds > _TIGHT * stats.compute_seconds
         self._states.move_to_end(self._blocks)
         if len(self._states) > KEPT_CALLS:
             self._states.popitem(last=False)
         state.calls += 1
-        seconds: float = stats["recompute_seconds"]
+        seconds = stats.recompute_seconds
         if history.gave_up:  # what it took then is not what this way takes
             seconds = math.inf
         state.measured[state.way] = max(seconds, state.measured.get(state.way, 0.0))
-        if not history.repetitions or seconds <= _GOOD_ENOUGH * stats["compute_seconds"]:
+        if not history.repetitions or seconds <= _GOOD_ENOUGH * stats.compute_seconds:
             return
         search = state.calls > 1 and not state.searched and self._searches < _MOST_SEARCHES
         if state.calls == 1 or search:
@@ -179,7 +178,7 @@ class Lesson:
                 plain = policies.without_search(settings.policy)
                 settings = dataclasses.replace(settings, policy=plain)
             found = self._planned(settings, capacity_bytes, reserved)
-            promised: float = found.plan.stats["recompute_seconds"]
+            promised = found.plan.stats.recompute_seconds
             if found.plan.feasible and promised < min(state.measured.values()):
                 state.way = _Way(found.policy, found.hints)
                 return

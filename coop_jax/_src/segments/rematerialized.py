@@ -14,9 +14,9 @@ Thread rule: functions of their arguments. Cost: linear in the plan.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from coop_jax import _core
+from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
 
 
@@ -36,13 +36,13 @@ class Unrolled:
     evictions: int
     recompute_share: float
 
-    def counted(self, stats: dict[str, Any]) -> dict[str, Any]:
-        """What the engine counted for a plan of this program, with what the program does itself."""
-        return {
-            **stats,
-            "recomputations": stats["recomputations"] + self.recomputations,
-            "evictions": stats["evictions"] + self.evictions,
-        }
+    def counted(self, call: CallCounts) -> CallCounts:
+        """What each call by a plan of this program does, with what the program does itself."""
+        return dataclasses.replace(
+            call,
+            rematerialisations=call.rematerialisations + self.recomputations,
+            evictions=call.evictions + self.evictions,
+        )
 
 
 def unrolled(program: Program, plan: _core.Plan) -> Unrolled:
@@ -88,7 +88,7 @@ class _Unroller:
             releases=releases_of(self._operations, self._values, inputs, outputs, program.donated),
         )
         share = seconds[1] / max(sum(seconds), 1e-30)
-        return Unrolled(made, again, plan.stats["evictions"], share)
+        return Unrolled(made, again, plan.stats.evictions, share)
 
     def _appear(self, storage: int) -> None:
         """The values of a storage are there, anew."""
