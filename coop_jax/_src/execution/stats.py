@@ -120,6 +120,14 @@ class CallCounts:
             max_fragmentation=engine.fragmentation_max,
         )
 
+    def with_unrolled(self, *, recomputations: int, evictions: int) -> CallCounts:
+        """The same, where the program that was planned is a plan itself, which does so much."""
+        return dataclasses.replace(
+            self,
+            rematerialisations=self.rematerialisations + recomputations,
+            evictions=self.evictions + evictions,
+        )
+
 
 @dataclasses.dataclass(slots=True)
 class Counters:

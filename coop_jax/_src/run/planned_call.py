@@ -112,8 +112,11 @@ class _PlanMaker:
             made = fitted(planner, way, needed, launches)
             if made.plan.feasible:
                 assert compiled is not None
-                if signature.unrolled is not None:
-                    compiled.counts = signature.unrolled.counted(compiled.counts)
+                unrolled = signature.unrolled
+                if unrolled is not None:
+                    compiled.counts = compiled.counts.with_unrolled(
+                        recomputations=unrolled.recomputations, evictions=unrolled.evictions
+                    )
                 return compiled
         # Finding it takes seconds; another state of the pool is tried first where it can be.
         final = moved_out(self.residency) == self.residency

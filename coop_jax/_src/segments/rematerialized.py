@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 
 from coop_jax import _core
-from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
 
 
@@ -35,14 +34,6 @@ class Unrolled:
     recomputations: int
     evictions: int
     recompute_share: float
-
-    def counted(self, call: CallCounts) -> CallCounts:
-        """What each call by a plan of this program does, with what the program does itself."""
-        return dataclasses.replace(
-            call,
-            rematerialisations=call.rematerialisations + self.recomputations,
-            evictions=call.evictions + self.evictions,
-        )
 
 
 def unrolled(program: Program, plan: _core.Plan) -> Unrolled:
