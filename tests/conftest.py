@@ -26,6 +26,7 @@ garbage collector any more: JAX, Flax and pytest keep so much that a quarter of 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import gc
 import os
 import shutil
@@ -46,7 +47,7 @@ import numpy as np
 import pytest
 from coop_jax._src.run import tiering
 from coop_jax._src.ir import kernels
-from coop_jax._src.planning import local_search
+from coop_jax._src.planning import constants
 from coop_jax._src.execution import runtime as runtimes
 from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.execution.verification import eviction_is_forced
@@ -54,8 +55,8 @@ from faults import Operations
 from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
 from unless_fused import UNLESS_FUSED
 
-_MOST_PLANS = local_search._MOST_PLANS
-local_search._MOST_PLANS = 8 * local_search._ROUND
+_TUNED = constants.TUNED
+constants.TUNED = dataclasses.replace(_TUNED, most_plans=8 * _TUNED.round_plans)
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
@@ -164,7 +165,7 @@ def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def full_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches for plans take as long as they do for users."""
-    monkeypatch.setattr(local_search, "_MOST_PLANS", _MOST_PLANS)
+    monkeypatch.setattr(constants, "TUNED", _TUNED)
 
 
 @pytest.fixture

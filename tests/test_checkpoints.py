@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import models
@@ -9,7 +10,7 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src.planning import portfolio
+from coop_jax._src.planning import constants, portfolio
 
 STEPS = 3
 
@@ -55,7 +56,8 @@ def test_steps_around_checkpoints_give_the_same_bits(
     expected, plain = train(program, None, fusion=fusion)
     make, carried = portfolio._core.make_plan, []
     if is_long:  # then it is divided at narrow places only
-        monkeypatch.setattr(portfolio, "_LARGE", 0)
+        tuned = dataclasses.replace(constants.TUNED, large_operations=0)
+        monkeypatch.setattr(constants, "TUNED", tuned)
 
     def only_around_checkpoints(engine_program: Any, **options: Any) -> Any:
         plan = make(engine_program, **options)
