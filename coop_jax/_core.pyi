@@ -187,10 +187,105 @@ INPUT_OUTSIDE: int
 INPUT_FOREIGN: int
 INPUT_ADOPT: int
 
+FailureReason: TypeAlias = Literal["none", "no_space", "thrashing", "limit"]
+
+@final
+class Failure:
+    """Why a request failed, measured when it did: before what it had begun was taken back.
+
+    Attributes:
+      reason: "no_space": no run of free and evictable blocks is large enough; "thrashing":
+        recomputation did not come to an end within its bound; "limit": more would be recomputed
+        than is allowed; "none": no request has failed.
+      requested_bytes: what was asked for, in one contiguous piece.
+      capacity_bytes: of the pool.
+      in_use_bytes: in the pool, reservations included.
+      pinned_bytes: of those, what could not be evicted then.
+      largest_free_block_bytes: the largest free block.
+      largest_window_bytes: the largest run of free and evictable neighbours.
+      operation: the operation that was to run (perhaps a recomputation), -1 for none.
+    """
+
+    @property
+    def reason(self) -> FailureReason: ...
+    @property
+    def requested_bytes(self) -> int: ...
+    @property
+    def capacity_bytes(self) -> int: ...
+    @property
+    def in_use_bytes(self) -> int: ...
+    @property
+    def pinned_bytes(self) -> int: ...
+    @property
+    def largest_free_block_bytes(self) -> int: ...
+    @property
+    def largest_window_bytes(self) -> int: ...
+    @property
+    def operation(self) -> int: ...
+
+@final
+class EngineStats:
+    """What an engine counted since it was made, as it was when asked for.
+
+    All but `search_seconds` are deterministic; seconds of operations are those of the cost model.
+
+    Attributes:
+      operations: operations run for the first time.
+      recomputations: operations run again.
+      evictions: storages evicted to make room, not those that nobody references.
+      compute_seconds: of first runs.
+      recompute_seconds: of recomputations.
+      searches: requests that found no free block.
+      search_seconds: measured, of choosing what to evict and of evicting it; 0 where not timed.
+      fragmentation_sum: of free bytes / pool bytes at each request that found no free block, before
+        evicting.
+      fragmentation_max: the largest of these.
+      fragmentation_count: how many there are.
+      in_use_bytes: blocks of the pool in use, except reservations.
+      outside_bytes: counted, but not in the pool.
+      reserved_bytes: by ``reserve``.
+      peak_in_use_bytes: the most `in_use_bytes` + `outside_bytes` so far.
+      peak_outside_bytes: the most `outside_bytes` so far.
+      peak_pool_bytes: the most `in_use_bytes` so far.
+    """
+
+    @property
+    def operations(self) -> int: ...
+    @property
+    def recomputations(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
+    @property
+    def compute_seconds(self) -> float: ...
+    @property
+    def recompute_seconds(self) -> float: ...
+    @property
+    def searches(self) -> int: ...
+    @property
+    def search_seconds(self) -> float: ...
+    @property
+    def fragmentation_sum(self) -> float: ...
+    @property
+    def fragmentation_max(self) -> float: ...
+    @property
+    def fragmentation_count(self) -> int: ...
+    @property
+    def in_use_bytes(self) -> int: ...
+    @property
+    def outside_bytes(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+    @property
+    def peak_in_use_bytes(self) -> int: ...
+    @property
+    def peak_outside_bytes(self) -> int: ...
+    @property
+    def peak_pool_bytes(self) -> int: ...
+
 class NoSpaceError(RuntimeError):
     """No room for a request; nothing has changed."""
 
-    failure: dict[str, Any]
+    failure: Failure
 
 class Policy:
     """Which storages are evicted, and where new ones are placed.
@@ -344,8 +439,10 @@ class Engine:
     def reset_peak(self) -> None:
         """Let the statistics' peak begin anew from what is in use now."""
 
-    def failure(self) -> dict[str, Any]: ...
-    def stats(self) -> dict[str, Any]: ...
+    def failure(self) -> Failure:
+        """Return why the last failed request failed."""
+
+    def stats(self) -> EngineStats: ...
     def validate(self) -> None:
         """Raise RuntimeError naming the invariant that does not hold."""
 
@@ -710,7 +807,7 @@ class SessionCallbacks(Protocol):
     def _on_operand(self, x: Any) -> Value | None: ...
     def _on_view(self, base: Any, key: int) -> SlotSpec | None: ...
     def _on_room_needed(self, workspace_bytes: int, incoming_bytes: int = 0) -> None: ...
-    def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None: ...
+    def _on_no_space(self, prepared: Prepared | None, failure: Failure) -> None: ...
     def _on_in_place(self, prepared: Prepared, operand: int) -> Any: ...
     def _on_move(self, array: Any, key: int, offset: int) -> Any: ...
     def _on_launch(
@@ -841,7 +938,9 @@ class Plan:
     @property
     def feasible(self) -> bool: ...
     @property
-    def failure(self) -> dict[str, Any] | None: ...
+    def failure(self) -> Failure | None:
+        """Why there was no room; None where the plan is feasible."""
+
     @property
     def failed_operation(self) -> int:
         """The operation without room; -1: the inputs, ``operation_count``: the outputs."""
@@ -863,7 +962,9 @@ class Plan:
     @property
     def reserved(self) -> list[tuple[int, int]]: ...
     @property
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> EngineStats:
+        """Copied by each access."""
+
     @property
     def peak_bytes(self) -> int: ...
     @property
@@ -1029,6 +1130,41 @@ class FungibleProgram:
     @property
     def tensor_count(self) -> int: ...
 
+@final
+class FungibleResult:
+    """What a simulation without addresses did, until its end or failure.
+
+    Attributes:
+      status: "ok", "out_of_memory" or "thrashing".
+      clock_ns: when it ended or failed.
+      compute_ns: of first runs.
+      recompute_ns: of recomputations.
+      peak_bytes: most bytes held at once.
+      operations: operations run for the first time.
+      recomputations: operations run again.
+      evictions: to make room.
+      scores: evaluations of the heuristic.
+    """
+
+    @property
+    def status(self) -> Literal["ok", "out_of_memory", "thrashing"]: ...
+    @property
+    def clock_ns(self) -> int: ...
+    @property
+    def compute_ns(self) -> int: ...
+    @property
+    def recompute_ns(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def operations(self) -> int: ...
+    @property
+    def recomputations(self) -> int: ...
+    @property
+    def evictions(self) -> int: ...
+    @property
+    def scores(self) -> int: ...
+
 def simulate_fungible(
     program: FungibleProgram,
     *,
@@ -1036,7 +1172,7 @@ def simulate_fungible(
     budget_bytes: int = -1,
     recompute_limit_ns: int = -1,
     release_pinned: bool = False,
-) -> dict[str, Any]:
+) -> FungibleResult:
     """Run a program in memory without addresses, by the rules of the authors of DTR.
 
     Raises:

@@ -26,6 +26,7 @@ garbage collector any more: JAX, Flax and pytest keep so much that a quarter of 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import gc
 import os
 import shutil
@@ -46,21 +47,22 @@ import numpy as np
 import pytest
 from coop_jax._src.run import tiering
 from coop_jax._src.ir import kernels
-from coop_jax._src.planning import local_search
+from coop_jax._src.planning import constants
 from coop_jax._src.execution import runtime as runtimes
+from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.execution.verification import eviction_is_forced
 from faults import Operations
 from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
 from unless_fused import UNLESS_FUSED
 
-_MOST_PLANS = local_search._MOST_PLANS
-local_search._MOST_PLANS = 8 * local_search._ROUND
+_TUNED = constants.TUNED
+constants.TUNED = dataclasses.replace(_TUNED, most_plans=8 * _TUNED.round_plans)
 
 _backend_compilations = 0
 _FORCED, _VERIFY = "COOP_JAX_FORCE_EVICTION", "COOP_JAX_VERIFY"
 _FUSION = "COOP_JAX_FUSION"
 _forced = pytest.StashKey[bool]()
-_ran = {"evictions": 0, "recomputations": 0}  # in all runtimes of this process
+_ran = {"evictions": 0, "rematerialisations": 0}  # in all runtimes of this process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,10 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_forced] = eviction_is_forced()
     count = runtimes.Runtime.count
 
-    def counted(runtime: Any, stats: dict[str, Any], **sizes: int) -> None:
+    def counted(runtime: runtimes.Runtime, call: CallCounts) -> None:
         for name in _ran:
-            _ran[name] += stats[name]
-        count(runtime, stats, **sizes)
+            _ran[name] += getattr(call, name)
+        count(runtime, call)
 
     runtimes.Runtime.count = counted  # type: ignore[method-assign]
     config.pluginmanager.register(_Freezing())
@@ -163,7 +165,7 @@ def by_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def full_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches for plans take as long as they do for users."""
-    monkeypatch.setattr(local_search, "_MOST_PLANS", _MOST_PLANS)
+    monkeypatch.setattr(constants, "TUNED", _TUNED)
 
 
 @pytest.fixture

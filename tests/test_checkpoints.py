@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import models
@@ -9,7 +10,7 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src.planning import portfolio
+from coop_jax._src.planning import constants, portfolio
 
 STEPS = 3
 
@@ -22,18 +23,6 @@ class NoPlan:
     def __init__(self, plan: Any):
         self.stats = plan.stats
         self.failed_operation = 0
-        self.failure = dict.fromkeys(
-            (
-                "requested_bytes",
-                "capacity_bytes",
-                "in_use_bytes",
-                "pinned_bytes",
-                "largest_free_block_bytes",
-                "largest_window_bytes",
-            ),
-            0,
-        )
-        self.failure |= {"reason": "no_space", "operation": 0}  # type: ignore[dict-item]
         self.tried_recomputations = 0
 
 
@@ -67,15 +56,16 @@ def test_steps_around_checkpoints_give_the_same_bits(
     expected, plain = train(program, None, fusion=fusion)
     make, carried = portfolio._core.make_plan, []
     if is_long:  # then it is divided at narrow places only
-        monkeypatch.setattr(portfolio, "_LARGE", 0)
+        tuned = dataclasses.replace(constants.TUNED, large_operations=0)
+        monkeypatch.setattr(constants, "TUNED", tuned)
 
     def only_around_checkpoints(engine_program: Any, **options: Any) -> Any:
         plan = make(engine_program, **options)
-        if not plan.feasible or plan.stats["recomputations"] == 0:
+        if not plan.feasible or plan.stats.recomputations == 0:
             return plan
         if not options["checkpoints"]:
             return NoPlan(plan)
-        carried.append(plan.stats["recomputations"])
+        carried.append(plan.stats.recomputations)
         return plan
 
     monkeypatch.setattr(portfolio._core, "make_plan", only_around_checkpoints)

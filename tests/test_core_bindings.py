@@ -98,7 +98,7 @@ def test_outside_outputs_have_no_offset() -> None:
     _, outputs, offsets, _, _ = e.submit((e.add_outside(8),), mixed)
     assert offsets[0] >= 0
     assert offsets[1] == -1
-    assert e.stats()["outside_bytes"] == 16
+    assert e.stats().outside_bytes == 16
     assert e.bytes_of(outputs[1]) == 8
 
 
@@ -116,7 +116,7 @@ def test_pressure_evicts_and_a_later_use_recomputes() -> None:
                 evicted.append(action.storage)
         e.validate()
     assert evicted
-    assert e.stats()["evictions"] == len(evicted)
+    assert e.stats().evictions == len(evicted)
     gone = evicted[0]
     assert e.state_of(gone) == "evicted"
     assert e.offset_of(gone) == -1
@@ -125,8 +125,22 @@ def test_pressure_evicts_and_a_later_use_recomputes() -> None:
     assert runs
     assert all(run.recompute for run in runs)
     assert runs[-1].placements == (_core.Placement(gone, e.offset_of(gone)),)
-    assert e.stats()["recomputations"] == len(runs)
+    assert e.stats().recomputations == len(runs)
     e.validate()
+
+
+def test_statistics_are_what_they_were_when_asked_for_and_cannot_be_changed() -> None:
+    e = engine(4 * 64)
+    before = e.stats()
+    e.submit([e.add_outside(8)], spec())
+    after = e.stats()
+    assert (before.operations, after.operations) == (0, 1)
+    assert after.compute_seconds == after.recompute_seconds + spec().cost_seconds > 0
+    with pytest.raises(AttributeError):
+        after.operations = 2  # type: ignore[misc]
+    assert repr(after).startswith("EngineStats(operations=1, recomputations=0, ")
+    assert repr(after).endswith(f"peak_pool_bytes={after.peak_pool_bytes})")
+    assert repr(e.failure()).startswith("Failure(reason='none', ")
 
 
 def test_no_space_leaves_the_engine_as_it_was() -> None:
@@ -137,9 +151,9 @@ def test_no_space_leaves_the_engine_as_it_was() -> None:
     live = (e.live_storages, e.live_operations)
     with pytest.raises(_core.NoSpaceError, match="large enough") as caught:
         e.submit([kept], spec(5 * 64))
-    assert caught.value.failure["reason"] == "no_space"
-    assert caught.value.failure["requested_bytes"] == 5 * 64
-    assert caught.value.failure["capacity_bytes"] == 4 * 64
+    assert caught.value.failure.reason == "no_space"
+    assert caught.value.failure.requested_bytes == 5 * 64
+    assert caught.value.failure.capacity_bytes == 4 * 64
     assert (e.live_storages, e.live_operations) == live
     e.validate()
     assert e.state_of(kept) == "resident"
@@ -265,10 +279,10 @@ def test_a_plan_with_room_runs_every_operation_once() -> None:
     runs = [action for action in full.actions if isinstance(action, _core.Run)]
     assert [run.operation for run in runs] == full.execution_order == list(range(8))
     assert not any(run.recompute for run in runs)
-    assert full.stats["evictions"] == 0, "what is released is let go of, not evicted for room"
+    assert full.stats.evictions == 0, "what is released is let go of, not evicted for room"
     assert full.action_count == len(full.actions)
     assert len(full.output_offsets) == 1
-    assert full.stats["operations"] == 8
+    assert full.stats.operations == 8
 
 
 def test_a_tight_plan_recomputes_and_is_the_same_each_time() -> None:
@@ -286,7 +300,7 @@ def test_an_infeasible_plan_says_why() -> None:
     none = plan(chain(8), 64)
     assert not none.feasible
     assert none.failure is not None
-    assert none.failure["reason"] in ("no_space", "thrashing")
+    assert none.failure.reason in ("no_space", "thrashing")
     assert none.failed_operation >= 0
 
 
@@ -317,7 +331,7 @@ def test_what_is_cheapest_to_keep_is_told_by_storage() -> None:
     assert fits == ([1], [-1] * 9, 0.0)
     assert short == ([], [-1] * 9, 1e-3)
     held = plan(chain(8), 1 << 12, held_for=[-1, -1, 6, *[-1] * 6])
-    assert held.stats["peak_in_use_bytes"] == 4 * 64 + 8  # its second one's lives on to the seventh
+    assert held.stats.peak_in_use_bytes == 4 * 64 + 8  # its second one's lives on to the seventh
     with pytest.raises(ValueError, match="one entry an input"):
         _core.cheapest_to_keep(chain(8), input_where=[], pool_bytes=[64])
     with pytest.raises(ValueError, match="held_for"):

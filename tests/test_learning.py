@@ -151,8 +151,8 @@ def test_what_was_planned_is_what_happens(plans: list[Any]) -> None:
     counts = recomputations(step, calls())
     assert len(plans) == 1  # in the second call, which did what the first did
     stats = plans[0].plan.stats
-    assert stats["recomputations"] < counts[0]
-    assert counts[2:] == [stats["recomputations"]] * 2
+    assert stats.recomputations < counts[0]
+    assert counts[2:] == [stats.recomputations] * 2
 
 
 @pytest.mark.unless_forced("compares with a plan")
@@ -184,7 +184,7 @@ def test_what_is_dear_is_held_for_what_is_made_from_it(plans: list[Any]) -> None
     held = [operation for operation in found.hints.held_for if operation >= 0]
     assert held
     assert min(held) > 4 * LAYERS  # for the way back
-    assert counts[2:] == [found.plan.stats["recomputations"]] * 3
+    assert counts[2:] == [found.plan.stats.recomputations] * 3
 
 
 def test_a_call_that_does_something_else_goes_on_online() -> None:

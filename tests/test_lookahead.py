@@ -112,7 +112,7 @@ def test_effort_bounds_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(engine_program: Any, **options: Any) -> Any:
         plan = make(engine_program, **options)
-        planned.append(plan.stats["operations"] + plan.stats["recomputations"])
+        planned.append(plan.stats.operations + plan.stats.recomputations)
         return plan
 
     monkeypatch.setattr(coop_jax._core, "make_plan", counted)
@@ -142,8 +142,8 @@ def test_what_is_undone_is_effort_too() -> None:
     ]
     tried = [plan.tried_recomputations for plan in found]
     assert tried[0] == 0
-    assert all(t >= plan.stats["recomputations"] for t, plan in zip(tried, found, strict=True))
-    assert any(t > plan.stats["recomputations"] for t, plan in zip(tried, found, strict=True))
+    assert all(t >= plan.stats.recomputations for t, plan in zip(tried, found, strict=True))
+    assert any(t > plan.stats.recomputations for t, plan in zip(tried, found, strict=True))
 
 
 @pytest.mark.unless_forced("nothing is searched for then")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from test_segments import launches, signature_of, trained
 
 import coop_jax
 from coop_jax import _core
+from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.ir import cost_model
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
@@ -44,13 +46,16 @@ def test_it_does_what_the_plan_does(name: str, policy: str) -> None:
     assert [op.kernel for op in found.program.operations] == [
         operations[number].kernel for number in plan.execution_order
     ]
-    assert found.recomputations == plan.stats["recomputations"] > 0
-    assert found.counted({"recomputations": 1, "evictions": 2}) == {
-        "recomputations": 1 + found.recomputations,
-        "evictions": 2 + plan.stats["evictions"],
-    }
-    share = plan.stats["recompute_seconds"] / (
-        plan.stats["recompute_seconds"] + plan.stats["compute_seconds"]
+    assert found.recomputations == plan.stats.recomputations > 0
+    once = CallCounts.of(plan.stats, peak_bytes=8, external_bytes=1, workspace_bytes=2)
+    twice = once.with_unrolled(recomputations=found.recomputations, evictions=found.evictions)
+    assert twice == dataclasses.replace(
+        once,
+        rematerialisations=2 * plan.stats.recomputations,
+        evictions=2 * plan.stats.evictions,
+    )
+    share = plan.stats.recompute_seconds / (
+        plan.stats.recompute_seconds + plan.stats.compute_seconds
     )
     assert found.recompute_share == pytest.approx(share)
 
@@ -74,7 +79,7 @@ def test_what_lives_in_it_is_what_the_plan_holds(name: str) -> None:
         workspace_bytes=0,
     )
     assert plan.feasible
-    assert plan.stats["recomputations"] <= 0.05 * len(found.operations)
+    assert plan.stats.recomputations <= 0.05 * len(found.operations)
 
 
 def test_where_launches_cost_nothing_small_operations_run_again_instead_of_a_product() -> None:

@@ -100,7 +100,7 @@ def test_operations_get_blocks_where_a_reservation_does_not_fit() -> None:
     free = coop_jax.run(step)
     expected = free(w, x)
     (plan,) = plans(free)
-    workspace = plan.workspace_bytes
+    workspace = plan.counts.workspace_bytes
     assert workspace > 0.1 * free.runtime.stats().peak_bytes, "else this test shows nothing"
     assert plan.reserved_workspace_bytes == workspace  # nothing is gained by blocks here
     reserved = coop_jax.min_budget(step, w, x, workspace=workspace)
@@ -115,7 +115,7 @@ def test_operations_get_blocks_where_a_reservation_does_not_fit() -> None:
     for _ in range(2):
         assert_same_bits(found(w, x), expected)
     *_, plan = plans(found)
-    assert plan.reserved_workspace_bytes < workspace == plan.workspace_bytes
+    assert plan.reserved_workspace_bytes < workspace == plan.counts.workspace_bytes
     emptied = [r for r in plan.instructions if type(r) is Run and r.emptied]
     assert emptied
     stats = found.runtime.stats()
@@ -214,7 +214,7 @@ for share in np.arange(0.46, 0.8, 0.01):
         state, loss = found(state, x)
     (signature,) = found._signatures.values()
     plan = list(signature.plans.values())[-1]
-    if plan.reserved_workspace_bytes < plan.workspace_bytes:
+    if plan.reserved_workspace_bytes < plan.counts.workspace_bytes:
         del state, loss
         settle()
         inside = found.runtime.memory().pool.resident_bytes()
@@ -228,7 +228,7 @@ for share in np.arange(0.46, 0.8, 0.01):
         del others[::2]
         before = status("VmRSS")
         state, loss = found(state, x)
-        print(json.dumps([budget, plan.workspace_bytes, grown, before - status("VmRSS")]))
+        print(json.dumps([budget, plan.counts.workspace_bytes, grown, before - status("VmRSS")]))
         break
 """
 

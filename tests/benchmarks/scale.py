@@ -112,7 +112,7 @@ def _planned(operations: int, policy: str) -> tuple[float, float, float, int]:
     return (
         seconds / count,
         grown / count,
-        stats["recompute_seconds"] / stats["compute_seconds"],
+        stats.recompute_seconds / stats.compute_seconds,
         count,
     )
 

@@ -114,10 +114,10 @@ def measure(
     budgeted.runtime.close()
     return results, {
         "peak_bytes": stats.peak_bytes,
-        "compute_seconds": planned["compute_seconds"],
-        "recompute_seconds": planned["recompute_seconds"],
-        "overhead": planned["recompute_seconds"] / planned["compute_seconds"],
-        "total_seconds": planned["compute_seconds"] + planned["recompute_seconds"],
+        "compute_seconds": planned.compute_seconds,
+        "recompute_seconds": planned.recompute_seconds,
+        "overhead": planned.recompute_seconds / planned.compute_seconds,
+        "total_seconds": planned.compute_seconds + planned.recompute_seconds,
         "rematerialisations": stats.rematerialisations,
         "operations": stats.operations,
     }

@@ -203,7 +203,7 @@ TEST(HistoryTest, AdviceIsToldAndGoesWithTheProgram) {
 }
 
 // Layers that a backward pass reads, each by way of a value that goes at once; what it did.
-Stats ForthAndBack(History* history) {
+EngineStats ForthAndBack(History* history) {
   Call call(history, LookaheadOptions(6));
   const StorageId source = call.Source();
   StorageId x = source;
@@ -245,7 +245,7 @@ TEST(HistoryTest, WhatIsRecordedIsAProgramWhosePlanIsWhatHappens) {
     }
     const Plan plan = MakePlan(history.record().program, options);
     ASSERT_TRUE(plan.feasible);
-    const Stats done = ForthAndBack(&history);
+    const EngineStats done = ForthAndBack(&history);
     EXPECT_GT(done.recomputations, 0);
     EXPECT_EQ(plan.stats.recomputations, done.recomputations);
     EXPECT_EQ(plan.stats.evictions, done.evictions);

@@ -345,7 +345,7 @@ void CheckedEngine::Check() const {
     Require(engine_.RefsOf(storage) == known.refs, "references differ", storage);
     Require(engine_.BytesOf(storage) == memory_.BytesOf(storage), "bytes differ", storage);
   }
-  const Stats& stats = engine_.stats();
+  const EngineStats& stats = engine_.stats();
   Require(stats.operations == counters_.runs, "operations are miscounted");
   Require(stats.recomputations == counters_.recomputations, "recomputations are miscounted");
   Require(stats.evictions == counters_.evictions, "evictions are miscounted");

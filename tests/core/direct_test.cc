@@ -41,7 +41,7 @@ StorageId RunGenerally(Engine* engine, const std::vector<StorageId>& inputs, con
 void ExpectEqual(const Engine& a, const Engine& b, StorageId storages) {
   ASSERT_NO_THROW(a.Validate());
   ASSERT_NO_THROW(b.Validate());
-  const Stats &x = a.stats(), &y = b.stats();
+  const EngineStats &x = a.stats(), &y = b.stats();
   ASSERT_EQ(x.operations, y.operations);
   ASSERT_EQ(x.recomputations, y.recomputations);
   ASSERT_EQ(x.evictions, y.evictions);

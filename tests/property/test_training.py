@@ -6,6 +6,7 @@ CI runs the first 12 or so; nightly: `python -m pytest tests/property --programs
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 import signal
 import time
@@ -164,9 +165,10 @@ def check_loop(seed: int) -> None:
 
 @pytest.fixture(autouse=True)
 def short_searches() -> Iterator[None]:
-    from coop_jax._src.planning import local_search
+    from coop_jax._src.planning import constants
 
-    with mock.patch.object(local_search, "_MOST_PLANS", local_search._ROUND):
+    tuned = dataclasses.replace(constants.TUNED, most_plans=constants.TUNED.round_plans)
+    with mock.patch.object(constants, "TUNED", tuned):
         yield
 
 

@@ -80,7 +80,7 @@ struct EngineOptions {
   // Projected costs are kept from the first search on, not before: for a front end that expects
   // none. What was evicted and died by then no longer joins what is around it.
   bool costs_from_first_search = false;
-  // A request that would bring Stats::recomputations above this fails; 0: any number.
+  // A request that would bring EngineStats::recomputations above this fails; 0: any number.
   int64_t max_recomputations = 0;
   // The same for those that were tried, also where what they were for failed and they were undone:
   // a bound on how long the engine may take. 0: any number.
@@ -153,7 +153,7 @@ struct Failure {
 };
 
 // Counters since the engine was made. All but search_seconds are deterministic.
-struct Stats {
+struct EngineStats {
   int64_t operations = 0;      // first runs
   int64_t recomputations = 0;  // operations run again
   int64_t evictions = 0;       // to make room (not those of storages nobody references)

@@ -334,7 +334,7 @@ void Engine::ResetPeak() {
   impl_->memory.Commit();
   impl_->memory.ResetPeak();
 }
-const Stats& Engine::stats() const { return impl_->memory.stats(); }
+const EngineStats& Engine::stats() const { return impl_->memory.stats(); }
 const EngineOptions& Engine::options() const { return impl_->memory.options(); }
 
 bool Engine::SearchOnly(int64_t bytes) const {

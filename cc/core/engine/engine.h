@@ -180,7 +180,7 @@ class Engine {
   [[nodiscard]] double clock_seconds() const;
   // Since the engine was made, those that were undone, too; not part of the state.
   [[nodiscard]] int64_t tried_recomputations() const;
-  [[nodiscard]] const Stats& stats() const;
+  [[nodiscard]] const EngineStats& stats() const;
   // Lets peak_in_use_bytes begin anew from what is in use now.
   void ResetPeak();
   [[nodiscard]] const EngineOptions& options() const;

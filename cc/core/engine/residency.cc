@@ -69,7 +69,7 @@ double Residency::SecondsUntilRead(StorageId id) const {
 // --- Memory ---
 
 void Residency::UpdateUse() {
-  Stats& stats = scalars_.stats;
+  EngineStats& stats = scalars_.stats;
   stats.in_use_bytes = blocks_.held_bytes() - stats.reserved_bytes;
   stats.peak_in_use_bytes =
       std::max(stats.peak_in_use_bytes, stats.in_use_bytes + stats.outside_bytes);
@@ -167,7 +167,7 @@ Side Residency::AdoptionSide() const {
 }
 
 void Residency::CountSearch(double fragmentation) {
-  Stats& stats = scalars_.stats;
+  EngineStats& stats = scalars_.stats;
   ++stats.searches;
   stats.fragmentation_sum += fragmentation;
   stats.fragmentation_max = std::max(stats.fragmentation_max, fragmentation);
@@ -314,7 +314,7 @@ void Residency::MakeOutputsPermanent(OperationId id, std::span<const PlacedOutpu
 void Residency::CommitRun(OperationId id, std::span<const PlacedOutput> outputs) {
   const bool recompute = graph_.operation(id).executed;
   const double cost_seconds = graph_.operation(id).cost_seconds;
-  Stats& stats = scalars_.stats;
+  EngineStats& stats = scalars_.stats;
   ++(recompute ? stats.recomputations : stats.operations);
   (recompute ? stats.recompute_seconds : stats.compute_seconds) += cost_seconds;
   scalars_.clock_seconds += cost_seconds;

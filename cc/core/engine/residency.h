@@ -43,7 +43,7 @@ class Residency {
   [[nodiscard]] const Graph& graph() const { return graph_; }
   [[nodiscard]] const BlockList& blocks() const { return blocks_; }
   [[nodiscard]] const Neighborhood& neighborhood() const { return neighborhood_; }
-  [[nodiscard]] const Stats& stats() const { return scalars_.stats; }
+  [[nodiscard]] const EngineStats& stats() const { return scalars_.stats; }
   [[nodiscard]] double clock_seconds() const { return scalars_.clock_seconds; }
 
   // Could be evicted, pins aside.
@@ -214,7 +214,7 @@ class Residency {
 
   // --- Transactions ---
   struct Scalars {
-    Stats stats;
+    EngineStats stats;
     double clock_seconds = 1.0;
     int64_t adopted_left_bytes = 0;
     int64_t adopted_right_bytes = 0;

@@ -18,7 +18,7 @@ bool Residency::RunDirectly(std::span<const StorageId> inputs, const OutputSpec&
   }
   BlockId block = kNone;
   int64_t offset = -1;
-  Stats& stats = scalars_.stats;
+  EngineStats& stats = scalars_.stats;
   if (!output.outside) {
     const int64_t bytes = blocks_.RoundUp(output.bytes);
     const Side side = SideOf(cost_seconds, output.bytes);

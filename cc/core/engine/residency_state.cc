@@ -97,7 +97,7 @@ void Residency::Validate() const {
     Check(pins(s) == 0 && protects(s) == 0, "pins do not outlive a transaction");
   }
   Check(storage_blocks == 0, "a storage holds at most one block");
-  const Stats& stats = scalars_.stats;
+  const EngineStats& stats = scalars_.stats;
   Check(reserved_bytes == stats.reserved_bytes, "reserved bytes are those of reserved blocks");
   Check(outside_bytes == stats.outside_bytes, "outside bytes are those of outside storages");
   Check(stats.in_use_bytes == blocks_.held_bytes() - reserved_bytes,
@@ -114,7 +114,7 @@ uint64_t Residency::Fingerprint() const {
   uint64_t hash =
       demand_.Fingerprint(neighborhood_.Fingerprint(graph_.Fingerprint(blocks_.Fingerprint(0))));
   hash = upcoming_.Fingerprint(hash);
-  const Stats& s = scalars_.stats;
+  const EngineStats& s = scalars_.stats;
   return HashValues(hash, s.operations, s.recomputations, s.evictions, Bits(s.compute_seconds),
                     Bits(s.recompute_seconds), s.searches, Bits(s.fragmentation_sum),
                     Bits(s.fragmentation_max), s.fragmentation_count, s.in_use_bytes,

@@ -184,7 +184,7 @@ class Planner {
   }
 
   [[nodiscard]] bool Thrashes() const {
-    const Stats& stats = engine_.stats();
+    const EngineStats& stats = engine_.stats();
     return (options_.max_recomputations > 0 &&
             stats.recomputations > options_.max_recomputations) ||
            (options_.max_recompute_seconds > 0 &&
@@ -192,7 +192,7 @@ class Planner {
   }
 
   bool FailThrashing(int32_t operation) {
-    const Stats& stats = engine_.stats();
+    const EngineStats& stats = engine_.stats();
     plan_.failure = Failure{.reason = FailureReason::kThrashing,
                             .requested_bytes = 0,
                             .capacity_bytes = options_.engine.capacity_bytes,

@@ -115,7 +115,7 @@ struct Plan {
   std::vector<int64_t> input_offsets;   // parallel to Program::inputs; -1: outside
   std::vector<int64_t> output_offsets;  // parallel to Program::outputs; -1: outside
   std::vector<Range> reserved;
-  Stats stats;
+  EngineStats stats;
   std::vector<double> search_seconds;  // of each search, in order; none where they are not timed
   int64_t tried_recomputations = 0;    // those that were undone, too
   int64_t peak_bytes = 0;              // everything: blocks, foreign ones, reservations, outside

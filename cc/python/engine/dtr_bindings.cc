@@ -1,4 +1,4 @@
-// FungibleProgram and simulate_fungible in Python (see engine_bindings.h and
+// FungibleProgram, FungibleResult and simulate_fungible in Python (see engine_bindings.h and
 // cc/baselines/dtr/simulator.h).
 
 #include <nanobind/nanobind.h>
@@ -13,6 +13,7 @@
 #include "cc/baselines/dtr/simulator.h"
 #include "cc/python/engine/engine_bindings.h"
 #include "cc/python/support/names.h"
+#include "cc/python/support/record.h"
 
 namespace nb = nanobind;
 
@@ -30,26 +31,12 @@ constexpr Named<FungibleStatus> kStatuses[] = {{FungibleStatus::kOk, "ok"},
                                                {FungibleStatus::kOutOfMemory, "out_of_memory"},
                                                {FungibleStatus::kThrashing, "thrashing"}};
 
-nb::dict Simulate(const FungibleProgram& program, const std::string& heuristic,
-                  int64_t budget_bytes, int64_t recompute_limit_ns, bool release_pinned) {
+FungibleResult Simulate(const FungibleProgram& program, const std::string& heuristic,
+                        int64_t budget_bytes, int64_t recompute_limit_ns, bool release_pinned) {
   const FungibleOptions options{ValueOf(kHeuristics, heuristic, "heuristic"), budget_bytes,
                                 recompute_limit_ns, release_pinned};
-  FungibleResult result;
-  {
-    const nb::gil_scoped_release unlocked;  // the program is not changed by anybody
-    result = SimulateFungible(program, options);
-  }
-  nb::dict dict;
-  dict["status"] = NameOf(kStatuses, result.status);
-  dict["clock_ns"] = result.clock_ns;
-  dict["compute_ns"] = result.compute_ns;
-  dict["recompute_ns"] = result.recompute_ns;
-  dict["peak_bytes"] = result.peak_bytes;
-  dict["operations"] = result.operations;
-  dict["recomputations"] = result.recomputations;
-  dict["evictions"] = result.evictions;
-  dict["scores"] = result.scores;
-  return dict;
+  const nb::gil_scoped_release unlocked;  // the program is not changed by anybody
+  return SimulateFungible(program, options);
 }
 
 }  // namespace
@@ -72,6 +59,18 @@ void BindFungible(nb::module_& module) {
           nb::arg("step_kinds"), nb::arg("step_ids"))
       .def_prop_ro("operation_count", &FungibleProgram::operation_count)
       .def_prop_ro("tensor_count", &FungibleProgram::tensor_count);
+
+  Record<FungibleResult>(module, "FungibleResult", "What a simulation without addresses did.")
+      .Field("status",
+             [](const FungibleResult& result) { return NameOf(kStatuses, result.status); })
+      .Field("clock_ns", &FungibleResult::clock_ns)
+      .Field("compute_ns", &FungibleResult::compute_ns)
+      .Field("recompute_ns", &FungibleResult::recompute_ns)
+      .Field("peak_bytes", &FungibleResult::peak_bytes)
+      .Field("operations", &FungibleResult::operations)
+      .Field("recomputations", &FungibleResult::recomputations)
+      .Field("evictions", &FungibleResult::evictions)
+      .Field("scores", &FungibleResult::scores);
 
   module.def("simulate_fungible", &Simulate, nb::arg("program"), nb::kw_only(),
              nb::arg("heuristic"), nb::arg("budget_bytes") = -1, nb::arg("recompute_limit_ns") = -1,

@@ -51,6 +51,7 @@ OperationSpec MakeOperationSpec(const std::vector<int64_t>& output_bytes,
 void BindEngine(nb::module_& module) {
   BindPolicy(module);
   BindActions(module);
+  BindStats(module);
   BindNoSpaceError(module);
 
   nb::class_<OperationSpec>(module, "OperationSpec", "An operation's outputs and cost; reused.")
@@ -180,9 +181,9 @@ void BindEngine(nb::module_& module) {
             return self.engine().ProjectedCost(storage);
           },
           nb::arg("storage"))
-      .def("failure", [](const PyEngine& self) { return FailureDict(self.engine().failure()); })
+      .def("failure", [](const PyEngine& self) -> Failure { return self.engine().failure(); })
       .def("reset_peak", [](PyEngine& self) { self.engine().ResetPeak(); })
-      .def("stats", [](const PyEngine& self) { return StatsDict(self.engine().stats()); })
+      .def("stats", [](const PyEngine& self) -> EngineStats { return self.engine().stats(); })
       .def("validate", [](const PyEngine& self) { self.engine().Validate(); })
       .def("fingerprint", [](const PyEngine& self) { return self.engine().Fingerprint(); })
       .def_prop_ro("live_storages",

@@ -20,15 +20,14 @@
 namespace coop::python {
 
 void BindEngine(nanobind::module_& module);
-// Parts of BindEngine: Policy; Program, Plan, make_plan, search_window; the fungible simulator;
-// History.
+// Parts of BindEngine: Policy; EngineStats, Failure; Program, Plan, make_plan, search_window; the
+// fungible simulator; History.
 void BindPolicy(nanobind::module_& module);
+void BindStats(nanobind::module_& module);
 void BindProgram(nanobind::module_& module);
 void BindFungible(nanobind::module_& module);
 void BindHistory(nanobind::module_& module);
 
-[[nodiscard]] nanobind::dict FailureDict(const Failure& failure);
-[[nodiscard]] nanobind::dict StatsDict(const Stats& stats);
 [[nodiscard]] nanobind::list RangeList(const std::vector<Range>& ranges);
 // -1, 0, 1 for left, as the policy has it, right. Throws std::invalid_argument for others.
 [[nodiscard]] std::vector<SideHint> SideHints(const std::vector<int32_t>& sides);

@@ -230,7 +230,7 @@ void BindProgram(nb::module_& module) {
       .def_prop_ro("failure",
                    [](const Plan& plan) -> nb::object {
                      if (plan.feasible) return nb::none();
-                     return FailureDict(plan.failure);
+                     return nb::cast(plan.failure);
                    })
       .def_ro("tried_recomputations", &Plan::tried_recomputations)
       .def_prop_ro("actions",
@@ -238,7 +238,7 @@ void BindProgram(nb::module_& module) {
       .def_prop_ro("execution_order", &ExecutionOrder)
       .def_prop_ro("action_count", [](const Plan& plan) { return plan.actions.size(); })
       .def_prop_ro("reserved", [](const Plan& plan) { return RangeList(plan.reserved); })
-      .def_prop_ro("stats", [](const Plan& plan) { return StatsDict(plan.stats); });
+      .def_prop_ro("stats", [](const Plan& plan) { return plan.stats; });
 
   module.def("make_plan", &NewPlan, nb::arg("program"), nb::kw_only(), nb::arg("capacity_bytes"),
              nb::arg("alignment_bytes"), nb::arg("policy"), nb::arg("expensive_seconds_per_byte"),

@@ -42,7 +42,7 @@ void RaiseNoSpace(const Failure& failure) {
                                : "no free and evictable neighbours are large enough";
   nb::object error = nb::steal(PyObject_CallFunction(no_space_error, "s", what));
   if (!error.is_valid()) nb::raise_python_error();
-  error.attr("failure") = FailureDict(failure);
+  error.attr("failure") = nb::cast(failure);
   PyErr_SetObject(no_space_error, error.ptr());
   nb::raise_python_error();
 }

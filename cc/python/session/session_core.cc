@@ -189,7 +189,7 @@ OperationId SessionCore::Submit(nb::handle session, nb::handle owner) {
     const Failure failure = engine().failure();
     engine().Forget(operation);
     Drain();
-    session.attr("_on_no_space")(owner, FailureDict(failure));
+    session.attr("_on_no_space")(owner, nb::cast(failure));
     throw std::logic_error("invariant: _on_no_space raises");
   }
   KeepRecipe(owner, operation);
@@ -275,7 +275,7 @@ void SessionCore::Bring(nb::handle session, StorageId storage) {
   incoming_bytes_ = 0;
   if (!Ask([&] { return engine().Materialize(storage); })) {
     if (history_ != nullptr) history_->Break(&engine());
-    session.attr("_on_no_space")(nb::none(), FailureDict(engine().failure()));
+    session.attr("_on_no_space")(nb::none(), nb::cast(engine().failure()));
     throw std::logic_error("invariant: _on_no_space raises");
   }
   try {

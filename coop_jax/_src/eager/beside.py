@@ -61,7 +61,7 @@ class Beside:
         Without a budget the room is counted that there would be, so that the peak is one.
         """
         core, alignment = self._core, self._runtime.settings.alignment_bytes
-        pool_bytes = core.stats()["peak_pool_bytes"]
+        pool_bytes = core.stats().peak_pool_bytes
         beside = core.peak_outside_bytes + core.workspace_bytes
         budget_bytes = self._runtime.budget_bytes
         if budget_bytes is not None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from coop_jax._src.compat import contexts
 from coop_jax._src.eager.values import operand_key
-from coop_jax._src.planning.recorded_calls import KEPT_CALLS, Lesson
+from coop_jax._src.planning import constants
+from coop_jax._src.planning.recorded_calls import Lesson
 
 
 class Lessons:
@@ -27,7 +28,7 @@ class Lessons:
         key = tree, tuple(kinds), contexts.current()
         lesson = self._known.setdefault(key, Lesson())
         self._known.move_to_end(key)
-        if len(self._known) > KEPT_CALLS:
+        if len(self._known) > constants.TUNED.kept_calls:
             self._known.popitem(last=False)
         return lesson
 

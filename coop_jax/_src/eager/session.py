@@ -33,6 +33,7 @@ from coop_jax._src.eager.session_inputs import Externals
 from coop_jax._src.eager.values import Value, aval_of_key, operand_key
 from coop_jax._src.execution.executables import Executable
 from coop_jax._src.execution.runtime import Runtime
+from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.ir import primitives, stacks
 from coop_jax._src.ir.refs import CallersRefs, RefCell
 from coop_jax._src.ir.stacks import Stack
@@ -262,14 +263,15 @@ class Session:
         self._reserve(incoming_bytes, workspace_bytes)
         self._core.workspace_bytes = workspace_bytes
 
-    def _on_no_space(self, prepared: Prepared | None, failure: dict[str, Any]) -> None:
-        if failure["reason"] in ("thrashing", "limit"):
-            requested_bytes = failure["requested_bytes"]
-            failure["enough_bytes"] = enough_bytes(self._core, self._runtime, requested_bytes)
+    def _on_no_space(self, prepared: Prepared | None, failure: _core.Failure) -> None:
+        enough = None
+        if failure.reason in ("thrashing", "limit"):
+            enough = enough_bytes(self._core, self._runtime, failure.requested_bytes)
         if prepared is None:
-            raise self._runtime.exceeded(failure, "reading a value")
+            raise self._runtime.exceeded(failure, "reading a value", enough_bytes=enough)
         source = jaxprs.source_of(jaxprs.current_source())
-        raise self._runtime.exceeded(failure, f"operation '{prepared.kernel.label}'", source)
+        operation = f"operation '{prepared.kernel.label}'"
+        raise self._runtime.exceeded(failure, operation, source, enough_bytes=enough)
 
     def _on_in_place(self, prepared: Prepared, operand: int) -> Executable:
         """The form of an operation that writes its result over an operand."""
@@ -325,8 +327,10 @@ class Session:
         counters.compute_seconds += core.compute_seconds
         counters.recompute_seconds += core.recompute_seconds
         self._runtime.count(
-            core.stats(),
-            peak_bytes=self._beside.peak_bytes,
-            outside_bytes=core.peak_outside_bytes,
-            workspace_bytes=core.workspace_bytes,
+            CallCounts.of(
+                core.stats(),
+                peak_bytes=self._beside.peak_bytes,
+                external_bytes=core.peak_outside_bytes,
+                workspace_bytes=core.workspace_bytes,
+            )
         )

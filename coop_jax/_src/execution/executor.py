@@ -108,7 +108,7 @@ def execute(
     finally:
         env.clear()  # whoever keeps the traceback must not keep the values
         if replay is not None:
-            count_seconds(replay, compiled.stats, counters, ordered=memory.ordered)
+            count_seconds(replay, compiled.recompute_share, counters, ordered=memory.ordered)
 
 
 def _prepare_pool(

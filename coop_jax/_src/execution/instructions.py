@@ -11,10 +11,11 @@ Thread rule: plain data.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from coop_jax import _core
 from coop_jax._src.execution.executables import Executable
+from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.ir.program import Operation
 
 
@@ -85,10 +86,9 @@ class CompiledPlan:
       constants: those of the program.
       adopt: (input number, spec, offset) of inputs to copy into the pool first.
       reserved: ranges of the pool that stand for memory used elsewhere.
-      stats: what the engine counted while it planned.
-      workspace_bytes: most temporary memory of one operation.
+      counts: what each call does.
+      recompute_share: the expected part of the time that recomputations take.
       reserved_workspace_bytes: kept for it throughout; what needs more has a block of the pool.
-      outside_bytes: reserved for values outside the pool.
       outputs: (value, offset, spec) of each result; offset -1 for those outside the pool.
       kept: (position, offset) of results over the memory of a donated input, each value once:
         whoever holds the array holds the memory, as the input's holder did, so nothing needs to be
@@ -105,10 +105,9 @@ class CompiledPlan:
     constants: tuple[int, ...]
     adopt: tuple[tuple[int, _core.SlotSpec, int], ...]
     reserved: tuple[tuple[int, int], ...]
-    stats: dict[str, Any]
-    workspace_bytes: int
+    counts: CallCounts
+    recompute_share: float
     reserved_workspace_bytes: int
-    outside_bytes: int
     outputs: tuple[tuple[int, int, _core.SlotSpec | None], ...]
     kept: tuple[tuple[int, int], ...]
     lent: tuple[int, ...]

@@ -13,8 +13,7 @@ Thread rule: under the runtime's lock. Cost: linear in the instructions, once fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from coop_jax import _core
 from coop_jax._src.compat import argument_reader, arrays
@@ -106,20 +105,14 @@ def may_be_ready(run: Run) -> bool:
 
 
 def count_seconds(
-    replay: _core.Replay, stats: Mapping[str, Any], counters: Counters, *, ordered: bool
+    replay: _core.Replay, recompute_share: float, counters: Counters, *, ordered: bool
 ) -> None:
-    """Adds what was measured in C++; `stats` are those of the plan."""
+    """Adds what was measured in C++; `recompute_share` is that of the plan."""
     seconds, again = replay.compute_seconds, replay.recompute_seconds
     if ordered:  # nobody knows what each took
         seconds += again
-        again = seconds * _recompute_share(stats)
+        again = seconds * recompute_share
         seconds -= again
     counters.compute_seconds += seconds
     counters.recompute_seconds += again
     replay.compute_seconds = replay.recompute_seconds = 0.0
-
-
-def _recompute_share(stats: Mapping[str, Any]) -> float:
-    """Of the seconds that a plan is expected to take, those of recomputations."""
-    again = float(stats["recompute_seconds"])
-    return again / ((float(stats["compute_seconds"]) + again) or 1.0)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -20,11 +19,12 @@ from coop_jax._src.execution.compilation import compile_together
 from coop_jax._src.execution.fitting import modes_of, wanted_by
 from coop_jax._src.execution.instructions import CompiledPlan, Forget, Instruction, Run, View
 from coop_jax._src.execution.pool_memory import PoolMemory
+from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.execution.value_numbers import Places
 from coop_jax._src.ir import cost_model
 from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Operation, Program
-from coop_jax._src.planning import settling
+from coop_jax._src.planning import planner, settling
 from coop_jax._src.planning.pool_state import ADOPT, Residency
 from coop_jax._src.planning.workspace import Provision, refill_seconds
 
@@ -37,7 +37,6 @@ def compile_plan(
     cache: KernelCache,
     *,
     provision: Provision,
-    outside_bytes: int,
 ) -> tuple[CompiledPlan, list[tuple[int, int]]]:
     """Looks everything up; compiles what is not compiled yet.
 
@@ -53,6 +52,7 @@ def compile_plan(
     inputs, constants = places.of(program.inputs), places.of(v for v, _ in program.constants)
     numbered = tuple(map(places.within, instructions))
     outputs = tuple((places[value], offset, spec) for value, offset, spec in outputs)
+    stats = plan.stats
     compiled = CompiledPlan(
         instructions=numbered,
         values=len(places),
@@ -60,10 +60,15 @@ def compile_plan(
         constants=constants,
         adopt=translator.adopt,
         reserved=tuple(plan.reserved),
-        stats=translator.stats(),
-        workspace_bytes=max([provision.reserved_bytes, *(n for _, n in translator.workspaces)]),
+        counts=CallCounts.of(
+            stats,
+            peak_bytes=planner.peak_bytes(stats),
+            external_bytes=stats.peak_outside_bytes,
+            workspace_bytes=max([provision.reserved_bytes, *(n for _, n in translator.workspaces)]),
+        ),
+        recompute_share=stats.recompute_seconds
+        / ((stats.compute_seconds + stats.recompute_seconds) or 1.0),
         reserved_workspace_bytes=provision.reserved_bytes,
-        outside_bytes=outside_bytes,
         outputs=outputs,
         kept=kept,
         lent=tuple(n for n, (*_, spec) in enumerate(outputs) if spec is not None and n not in held),
@@ -92,7 +97,6 @@ class _Translator:
         self.present: set[int] = set()
         self.actions = plan.actions
         self.plan, self.residency = plan, residency
-        self.most_moved_bytes = 0
         self.outputs = dict.fromkeys(program.outputs)
         adopt = []
         self.donated_storages = set()
@@ -111,14 +115,6 @@ class _Translator:
         self.present.update(v for v, _ in program.constants)
         self.out: list[Instruction] = []
         self.kept: dict[int, tuple[int, int]] = {}  # value -> (number of its launch, offset)
-
-    def stats(self) -> dict[str, Any]:
-        """Those of the plan, and what is moved at its end."""
-        stats: dict[str, Any] = self.plan.stats
-        at_the_end = stats["in_use_bytes"] + stats["outside_bytes"] + self.most_moved_bytes
-        if self.most_moved_bytes and at_the_end > stats["peak_in_use_bytes"]:
-            stats = {**stats, "peak_in_use_bytes": at_the_end}
-        return stats
 
     def kept_outputs(self) -> tuple[tuple[int, int], ...]:
         """Of `CompiledPlan.kept`."""
@@ -189,7 +185,6 @@ class _Translator:
         operation = Operation(kernel, (value,), (value,), (-1,), "", "")
         self.kept.pop(value, None)
         self.offset_of[move.storage] = move.offset
-        self.most_moved_bytes = max(self.most_moved_bytes, cost_model.nbytes(aval))
         self.out.append(
             Run(
                 executable,

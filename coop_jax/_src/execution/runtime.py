@@ -20,7 +20,7 @@ from coop_jax import _core
 from coop_jax._src.compat import contexts, devices, thread_state
 from coop_jax._src.execution import verification as verifying
 from coop_jax._src.execution.pool_memory import PoolMemory
-from coop_jax._src.execution.stats import Counters, Stats
+from coop_jax._src.execution.stats import CallCounts, Counters, Stats
 from coop_jax._src.ir import kernels
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.planner import PlanSettings
@@ -253,26 +253,13 @@ class Runtime:
         dropped = [memo.drop() for memo in list(self._memos)]
         return any(dropped)
 
-    def count(
-        self,
-        stats: dict[str, Any],
-        *,
-        peak_bytes: int,
-        outside_bytes: int,
-        workspace_bytes: int,
-    ) -> None:
-        """Adds what the engine says of one call to the statistics."""
-        self.counters.add(
-            stats,
-            peak_bytes=peak_bytes,
-            external_bytes=outside_bytes,
-            workspace_bytes=workspace_bytes,
-            compilations=self.cache.compilations,
-        )
+    def count(self, call: CallCounts) -> None:
+        """Adds one call to the statistics."""
+        self.counters.add(call, self.cache.compilations)
 
     def exceeded(
         self,
-        failure: dict[str, Any],
+        failure: _core.Failure,
         operation: str,
         source: str = "",
         smallest_budget_bytes: int | None = None,
@@ -281,28 +268,29 @@ class Runtime:
         unbudgeted_peak_bytes: int | None = None,
         largest_pinned: tuple[tuple[str, int], ...] = (),
         donatable: bool = False,
+        enough_bytes: int | None = None,
     ) -> BudgetExceededError:
         """The error for a request that the engine could not meet."""
         capacity, alignment = self.capacity_bytes(), self.settings.alignment_bytes
-        least = failure["pinned_bytes"] + -(-failure["requested_bytes"] // alignment) * alignment
+        least = failure.pinned_bytes + -(-failure.requested_bytes // alignment) * alignment
         return BudgetExceededError(
             BudgetReport(
-                requested_bytes=failure["requested_bytes"],
+                requested_bytes=failure.requested_bytes,
                 budget_bytes=capacity,
-                in_use_bytes=failure["in_use_bytes"],
-                pinned_bytes=failure["pinned_bytes"],
-                largest_free_block_bytes=failure["largest_free_block_bytes"],
-                largest_window_bytes=failure["largest_window_bytes"],
+                in_use_bytes=failure.in_use_bytes,
+                pinned_bytes=failure.pinned_bytes,
+                largest_free_block_bytes=failure.largest_free_block_bytes,
+                largest_window_bytes=failure.largest_window_bytes,
                 operation=operation,
                 source=source,
                 smallest_budget_bytes=smallest_budget_bytes,
-                thrashing=failure["reason"] in ("thrashing", "limit"),
+                thrashing=failure.reason in ("thrashing", "limit"),
                 fused=fused,
                 unbudgeted_peak_bytes=unbudgeted_peak_bytes,
                 largest_pinned=largest_pinned,
                 donatable=donatable,
-                at_limit=failure["reason"] == "limit",
-                enough_bytes=failure.get("enough_bytes"),
+                at_limit=failure.reason == "limit",
+                enough_bytes=enough_bytes,
                 lower_bound_bytes=max(least, capacity + 1),
             )
         )

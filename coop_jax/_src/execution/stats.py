@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from coop_jax import _core
 from coop_jax._src.util.options import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -73,9 +74,59 @@ class Stats:
         )
 
 
-# What one call did: what the engine says of it, its peak, its bytes outside the pool and of
-# workspace, its compute and recompute seconds, its compilations. A tuple, as every step makes one.
-CallCounts = tuple[dict[str, Any], int, int, int, float, float, int]
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallCounts:
+    """What one call does, apart from its measured seconds; of a plan, what each call by it does.
+
+    Names, units and meanings are those of `Stats`, but for these.
+
+    Attributes:
+      search_seconds: of a plan, while it was made.
+      fragmentation_sum: of free bytes / pool bytes at each request that found no block.
+      fragmentation_count: how many such requests there were.
+    """
+
+    peak_bytes: int
+    external_bytes: int
+    workspace_bytes: int
+    operations: int
+    evictions: int
+    rematerialisations: int
+    search_seconds: float
+    fragmentation_sum: float
+    fragmentation_count: int
+    max_fragmentation: float
+
+    @classmethod
+    def of(
+        cls,
+        engine: _core.EngineStats,
+        *,
+        peak_bytes: int,
+        external_bytes: int,
+        workspace_bytes: int,
+    ) -> CallCounts:
+        """What the engine of a call or plan counted, and what it does not know."""
+        return cls(
+            peak_bytes=peak_bytes,
+            external_bytes=external_bytes,
+            workspace_bytes=workspace_bytes,
+            operations=engine.operations,
+            evictions=engine.evictions,
+            rematerialisations=engine.recomputations,
+            search_seconds=engine.search_seconds,
+            fragmentation_sum=engine.fragmentation_sum,
+            fragmentation_count=engine.fragmentation_count,
+            max_fragmentation=engine.fragmentation_max,
+        )
+
+    def with_unrolled(self, *, recomputations: int, evictions: int) -> CallCounts:
+        """The same, where the program that was planned is a plan itself, which does so much."""
+        return dataclasses.replace(
+            self,
+            rematerialisations=self.rematerialisations + recomputations,
+            evictions=self.evictions + evictions,
+        )
 
 
 @dataclasses.dataclass(slots=True)
@@ -95,8 +146,12 @@ class Counters:
     fragmentation_count: int = 0
     max_fragmentation: float = 0.0
     calls: int = 0
+    # Of the last call.
     last: CallCounts | None = None
-    # Up to the last call.
+    last_compute_seconds: float = 0.0
+    last_recompute_seconds: float = 0.0
+    last_compilations: int = 0
+    # Up to the last call, with it.
     compute_seconds_before: float = 0.0
     recompute_seconds_before: float = 0.0
     compilations_before: int = 0
@@ -127,59 +182,51 @@ class Counters:
             last_call=self._last_call(budget_bytes, bytes_in_use),
         )
 
-    def add(
-        self,
-        engine: dict[str, Any],
-        *,
-        peak_bytes: int,
-        external_bytes: int,
-        workspace_bytes: int,
-        compilations: int,
-    ) -> None:
-        """Adds what the engine says of one call; its seconds were added already."""
-        self.operations += engine["operations"]
-        self.evictions += engine["evictions"]
-        self.rematerialisations += engine["recomputations"]
-        self.search_seconds += engine["search_seconds"]
-        self.fragmentation_sum += engine["fragmentation_sum"]
-        self.fragmentation_count += engine["fragmentation_count"]
-        if engine["fragmentation_max"] > self.max_fragmentation:
-            self.max_fragmentation = engine["fragmentation_max"]
-        if peak_bytes > self.peak_bytes:
-            self.peak_bytes = peak_bytes
-        if external_bytes > self.external_bytes:
-            self.external_bytes = external_bytes
-        if workspace_bytes > self.workspace_bytes:
-            self.workspace_bytes = workspace_bytes
-        self.calls += 1
-        self.last = (
-            engine,
-            peak_bytes,
-            external_bytes,
-            workspace_bytes,
-            self.compute_seconds - self.compute_seconds_before,
-            self.recompute_seconds - self.recompute_seconds_before,
-            compilations - self.compilations_before,
-        )
+    def add(self, call: CallCounts, compilations: int) -> None:
+        """Adds one call, whose seconds in operations were added already.
+
+        Args:
+          call: what it did.
+          compilations: of the runtime's cache so far.
+        """
+        self._add(call)
+        self.last = call
+        self.last_compute_seconds = self.compute_seconds - self.compute_seconds_before
+        self.last_recompute_seconds = self.recompute_seconds - self.recompute_seconds_before
+        self.last_compilations = compilations - self.compilations_before
         self.compute_seconds_before = self.compute_seconds
         self.recompute_seconds_before = self.recompute_seconds
         self.compilations_before = compilations
 
+    def _add(self, call: CallCounts) -> None:
+        self.operations += call.operations
+        self.evictions += call.evictions
+        self.rematerialisations += call.rematerialisations
+        self.search_seconds += call.search_seconds
+        self.fragmentation_sum += call.fragmentation_sum
+        self.fragmentation_count += call.fragmentation_count
+        if call.max_fragmentation > self.max_fragmentation:
+            self.max_fragmentation = call.max_fragmentation
+        if call.peak_bytes > self.peak_bytes:
+            self.peak_bytes = call.peak_bytes
+        if call.external_bytes > self.external_bytes:
+            self.external_bytes = call.external_bytes
+        if call.workspace_bytes > self.workspace_bytes:
+            self.workspace_bytes = call.workspace_bytes
+        self.calls += 1
+
     def _last_call(self, budget_bytes: int | None, bytes_in_use: int) -> Stats | None:
         if self.last is None:
             return None
-        engine, peak, external, workspace, compute, again, compilations = self.last
-        one = Counters(compute_seconds=compute, recompute_seconds=again)
-        one.add(
-            engine,
-            peak_bytes=peak,
-            external_bytes=external,
-            workspace_bytes=workspace,
-            compilations=0,
+        one = Counters(
+            compute_seconds=self.last_compute_seconds,
+            recompute_seconds=self.last_recompute_seconds,
         )
-        one.last = None
+        one._add(self.last)
         return one.freeze(
-            budget_bytes=budget_bytes, bytes_in_use=bytes_in_use, compilations=compilations
+            budget_bytes=budget_bytes,
+            bytes_in_use=bytes_in_use,
+            compilations=self.last_compilations,
         )
 
 

@@ -130,7 +130,7 @@ class _Variant:
 
     def seconds(self, plan: _core.Plan) -> float:
         """What is computed again takes so long, by estimate."""
-        return float(plan.stats["recompute_seconds"]) + self._again_seconds
+        return float(plan.stats.recompute_seconds) + self._again_seconds
 
     def least_capacity(self, settings: PlanSettings) -> int:
         plain = dataclasses.replace(settings, policy=policies.without_search(settings.policy))

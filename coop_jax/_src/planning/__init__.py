@@ -4,7 +4,8 @@
 `local_search` improves one, `checkpoint_plans` plans around values that are kept (`keep_choices`);
 `workspace` provides for XLA's temporary memory; `pool_state` says where inputs lie; `policies`
 name what users choose; `recorded_calls` plans what an eager function did in its last calls;
-`settling` sends results back to the places of the arguments that they replace.
+`settling` sends results back to the places of the arguments that they replace; `constants` holds
+what was tuned.
 
 Knows neither arrays nor executables.
 """

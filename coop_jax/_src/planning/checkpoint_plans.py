@@ -15,17 +15,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from coop_jax import _core
-from coop_jax._src.planning import keep_choices
+from coop_jax._src.planning import constants, keep_choices
 from coop_jax._src.planning.local_search import Start, close_seconds, is_better
-
-# So many plans around checkpoints are tried with addresses found ahead, and so many without if none
-# of those fits.
-_MOST_PACKED = 16
-_MOST_UNPACKED = 4
-
-# In long programs so many are tried, each with no more than this share of what the last one needs.
-_MOST_OF_MANY = 8
-_LESS = 0.99
 
 # planned(by storage whether it is kept, only packed, most seconds of recomputation or 0 for any).
 Planned = Callable[[Sequence[bool], bool, float], Start]
@@ -55,7 +46,7 @@ class Around:
         """
         ways = keep_choices.ways(self.engine_program, self.input_where, self.pool_bytes)
         fitting = [way for way in ways if way.pool_bytes <= self.pool_bytes]
-        for way in fitting[:_MOST_PACKED]:
+        for way in fitting[: constants.TUNED.most_packed]:
             if way.seconds >= close_seconds(best.plan):
                 break
             start = self._start(way, best, only_packed=True)
@@ -64,7 +55,7 @@ class Around:
         # Perhaps what does not fit by itself does if more is evicted.
         ways.sort(key=lambda way: max(way.pool_bytes, self.pool_bytes))
         found: list[Start] = []
-        for way in ways[:_MOST_UNPACKED]:
+        for way in ways[: constants.TUNED.most_unpacked]:
             if way.seconds >= close_seconds(best.plan):
                 continue
             start = self._start(way, best, only_packed=False)
@@ -82,13 +73,13 @@ class Around:
         """
         ways = keep_choices.ways(self.engine_program, self.input_where, self.pool_bytes)
         ways += keep_choices.ways_at_cuts(self.engine_program, self.input_where)
-        most_bytes, tried = self.pool_bytes, 0
+        tuned, most_bytes, tried = constants.TUNED, self.pool_bytes, 0
         for way in sorted(ways):
-            if way.seconds >= close_seconds(best.plan) or tried == _MOST_OF_MANY:
+            if way.seconds >= close_seconds(best.plan) or tried == tuned.most_of_large:
                 break
             if way.pool_bytes > most_bytes:
                 continue
-            most_bytes, tried = int(way.pool_bytes * _LESS), tried + 1
+            most_bytes, tried = int(way.pool_bytes * tuned.next_share), tried + 1
             start = self._start(way, best, only_packed=False)
             if start.plan.feasible:
                 return [start]

@@ -15,21 +15,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterable, Sequence
 
 from coop_jax import _core
-
-# Into how many parts the program is divided (0: not at all), and whether at the first of equally
-# narrow places, else at the last.
-_CUTS = ((0, False), *itertools.product((6, 12, 24, 48), (False, True)))
-
-# The same where no cut is looked for.
-_PARTS = tuple(parts << k for k in range(10) for parts in (2, 3))
-
-# How much is kept of what would fit.
-_SHARES = (0.98, 0.95, 0.9, 0.8, 0.6)
+from coop_jax._src.planning import constants
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -69,13 +59,13 @@ def ways(program: _core.Program, input_where: Sequence[int], pool_bytes: int) ->
             program,
             input_where=input_where,
             pool_bytes=pool_bytes,
-            shares=_SHARES,
+            shares=constants.TUNED.cut_shares,
             parts=parts,
             first=first,
         )
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1, "coop_jax-cut") as threads:
-        return _sorted(threads.map(within, _CUTS))
+        return _sorted(threads.map(within, constants.TUNED.cuts))
 
 
 def ways_at_cuts(program: _core.Program, input_where: Sequence[int]) -> list[Checkpoints]:
@@ -85,8 +75,9 @@ def ways_at_cuts(program: _core.Program, input_where: Sequence[int]) -> list[Che
 
     Args, returns: as for `ways`.
     """
+    parts = constants.TUNED.parts
     return _sorted(
-        _core.checkpoints_at_cuts(program, input_where=input_where, parts=_PARTS, first=first)
+        _core.checkpoints_at_cuts(program, input_where=input_where, parts=parts, first=first)
         for first in (False, True)
     )
 

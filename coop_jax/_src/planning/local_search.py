@@ -26,36 +26,10 @@ from collections.abc import Callable, Sequence
 
 from coop_jax import _core
 from coop_jax._src.ir.program import Program
+from coop_jax._src.planning import constants
 from coop_jax._src.util.progress import progress_bar
 
-# Plans that recompute less than this share of the step are good enough.
-_GOOD_ENOUGH = 1e-3
-
-# Plans are close to the best one where they recompute no more than so many times as much.
-_CLOSE = 1.5
-
-# So many starts are kept, and the best of them gets this share of the attempts.
-_STARTS = 4
-_ON_THE_BEST = 0.7
-
-# At most so many plans are made, and so many without finding a better one.
-_MOST_PLANS = 2048
-_PATIENCE = 768
-
-# With so many searches for room a recomputation takes twice as long to plan.
-_SEARCHES = 64
-
-# Candidates planned at once; all are variants of what was best before any of them.
-_ROUND = 8
-
-# Changes of a candidate: this share of them is of a kind, the others of one storage; this share is
-# of the side, the others of the worth.
-_OF_A_KIND = 0.5
-_OF_A_STRETCH = 0.3
-_OF_THE_SIDE = 0.2
-_OF_CHECKPOINTS = 0.5  # where there are any: of what is kept
-_MORE_THAN_ONE = 0.4
-_LEAST_FACTOR, _MOST_FACTOR = math.exp(0.3), math.exp(5)
+# What `_core.make_plan` takes, and as far the other way.
 _LEAST_WORTH, _MOST_WORTH = 1e-6, 1e6
 
 
@@ -120,7 +94,7 @@ class Start:
 def badness(plan: _core.Plan) -> tuple[bool, float]:
     """Orders plans: those that fit by what they recompute, others by how far they come."""
     if plan.feasible:
-        return False, plan.stats["recompute_seconds"]
+        return False, plan.stats.recompute_seconds
     return True, -plan.failed_operation
 
 
@@ -134,20 +108,23 @@ def is_better(plan: _core.Plan, best: _core.Plan) -> bool:
 def recompute_share(plan: _core.Plan) -> float:
     """Seconds of recomputation for each of computation."""
     stats = plan.stats
-    share: float = stats["recompute_seconds"] / max(stats["compute_seconds"], 1e-30)
-    return share
+    return stats.recompute_seconds / max(stats.compute_seconds, 1e-30)
 
 
 def close_seconds(best: _core.Plan) -> float:
     """So long may a plan recompute to become better than this one in a search; perhaps forever."""
-    return _CLOSE * best.stats["recompute_seconds"] if best.feasible else math.inf
+    if not best.feasible:
+        return math.inf
+    return constants.TUNED.close_factor * best.stats.recompute_seconds
+
+
+def is_good_enough(stats: _core.EngineStats) -> bool:
+    """Whether so little is recomputed that it is not worth a search."""
+    return stats.recompute_seconds <= constants.TUNED.good_enough_share * stats.compute_seconds
 
 
 def _is_good_enough(plan: _core.Plan) -> bool:
-    stats = plan.stats
-    return plan.feasible and bool(
-        stats["recompute_seconds"] <= _GOOD_ENOUGH * stats["compute_seconds"]
-    )
+    return plan.feasible and is_good_enough(plan.stats)
 
 
 # plan(start, hints, most seconds of recomputation): a variant, infeasible if it takes longer.
@@ -172,24 +149,25 @@ def improved(
       effort: operations to plan before it stops, recomputations included, also undone ones.
       outside_bytes: the most that a plan may have outside the pool at once.
     """
-    kept = sorted(starts, key=lambda s: s.badness)[:_STARTS]
+    tuned = constants.TUNED
+    kept = sorted(starts, key=lambda s: s.badness)[: tuned.starts]
     if not kinds or _is_good_enough(kept[0].plan):
         return kept[0]
     generator = random.Random(0)
     operations = max(1, operations)
     spent = since = 0
-    rounds = max(1, min(effort // operations, _MOST_PLANS) // _ROUND)
+    rounds = max(1, min(effort // operations, tuned.most_plans) // tuned.round_plans)
     with (
         concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1, "coop_jax-plan") as threads,
         progress_bar(rounds, "improving the plan") as bar,
     ):
         for _ in range(rounds):
             least = kept[0].badness
-            if spent >= effort or since >= _PATIENCE or _is_good_enough(kept[0].plan):
+            if spent >= effort or since >= tuned.patience or _is_good_enough(kept[0].plan):
                 break
             candidates = []
-            for _ in range(_ROUND):
-                best = generator.random() < _ON_THE_BEST
+            for _ in range(tuned.round_plans):
+                best = generator.random() < tuned.share_on_the_best
                 start = kept[0] if best else generator.choice(kept)
                 failed, seconds = start.badness
                 hints = kinds.changed(start.hints, generator)
@@ -197,12 +175,12 @@ def improved(
             plans = threads.map(plan_variant, *zip(*candidates, strict=True))
             for (start, hints, _), plan in zip(candidates, plans, strict=True):
                 spent += operations + _effort_of_recomputing(plan)
-                if plan.stats["peak_outside_bytes"] > outside_bytes:
+                if plan.stats.peak_outside_bytes > outside_bytes:
                     continue
                 if badness(plan) <= start.badness:
                     start.plan, start.hints = plan, hints
             kept.sort(key=lambda s: s.badness)
-            since = 0 if kept[0].badness < least else since + _ROUND
+            since = 0 if kept[0].badness < least else since + tuned.round_plans
             bar.update()
     return kept[0]
 
@@ -212,8 +190,8 @@ def _effort_of_recomputing(plan: _core.Plan) -> int:
 
     The more has to make room, the more has to come back, and the longer each search looks at.
     """
-    searches: int = plan.stats["searches"]
-    return int(plan.tried_recomputations * (1 + searches / _SEARCHES))
+    per_effort = constants.TUNED.searches_per_effort
+    return int(plan.tried_recomputations * (1 + plan.stats.searches / per_effort))
 
 
 def kinds_of(program: Program) -> Kinds:
@@ -244,33 +222,35 @@ class Kinds:
 
     def changed(self, hints: Hints, generator: random.Random) -> Hints:
         """Others for some storages."""
+        tuned = constants.TUNED
+        least, most = math.log(tuned.least_factor), math.log(tuned.most_factor)
         worth = list(hints.worth) or [1.0] * self._count
         sides = list(hints.sides) or [0] * self._count
         checkpoints = list(hints.checkpoints)
         while True:
             chosen = self._choose(generator)
-            share = 1.0 if hints.only_packed else _OF_CHECKPOINTS
+            share = 1.0 if hints.only_packed else tuned.share_of_checkpoints
             if checkpoints and generator.random() < share:
                 kept = generator.random() < 0.5
                 for storage in chosen:
                     checkpoints[storage] = kept
-            elif generator.random() < _OF_THE_SIDE:
+            elif generator.random() < tuned.share_of_the_side:
                 side = generator.choice((-1, 1))
                 for storage in chosen:
                     sides[storage] = side
             else:
-                log = generator.uniform(math.log(_LEAST_FACTOR), math.log(_MOST_FACTOR))
+                log = generator.uniform(least, most)
                 factor = math.exp(log if generator.random() < 0.5 else -log)
                 for storage in chosen:
                     worth[storage] = min(_MOST_WORTH, max(_LEAST_WORTH, worth[storage] * factor))
-            if generator.random() >= _MORE_THAN_ONE:
+            if generator.random() >= tuned.share_of_more_changes:
                 return dataclasses.replace(hints, worth=worth, sides=sides, checkpoints=checkpoints)
 
     def _choose(self, generator: random.Random) -> Sequence[int]:
-        if generator.random() >= _OF_A_KIND:
+        if generator.random() >= constants.TUNED.share_of_a_kind:
             return generator.choices(self._storages, self._bytes)
         members = generator.choices(self._members, self._kind_bytes)[0]
-        if generator.random() >= _OF_A_STRETCH:
+        if generator.random() >= constants.TUNED.share_of_a_stretch:
             return members
         first = generator.randrange(len(members))
         return members[first : generator.randrange(first, len(members)) + 1]

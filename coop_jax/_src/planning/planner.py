@@ -15,12 +15,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from coop_jax import _core
 from coop_jax._src.ir.cost_model import DeviceProfile
 from coop_jax._src.ir.program import Program, Storage
-from coop_jax._src.planning import policies
+from coop_jax._src.planning import constants, policies
 from coop_jax._src.planning.local_search import kinds_of
 from coop_jax._src.planning.pool_state import ADOPT, OUTSIDE, Residency
 from coop_jax._src.planning.portfolio import Candidates
@@ -28,13 +27,6 @@ from coop_jax._src.planning.portfolio import PlanSettings as PlanSettings
 from coop_jax._src.planning.workspace import Provision, provisions, refill_seconds
 
 UNLIMITED_BYTES = 1 << 50  # address space of a plan without a budget
-
-# What makes use of blocks for workspace has to be so much better than what does not: else a first
-# step and later ones, which differ little, would be planned in different ways.
-_CLEARLY_BETTER = 1.15
-
-# How long to look for the smallest budget that would do, for an error message.
-_SEARCH_SECONDS = 10.0
 
 
 def first_residency(program: Program) -> Residency:
@@ -155,10 +147,10 @@ def make_plan(
             settings,
             capacity_bytes=capacity_bytes,
             reserve_bytes=outside + residency.beside_bytes + workspace_bytes,
-            constants=len(program.constants),
+            constant_inputs=len(program.constants),
         )
         start = candidates.own_plan()
-        needed = start.plan.stats["peak_outside_bytes"]
+        needed = start.plan.stats.peak_outside_bytes
         if not start.plan.feasible or needed <= outside:
             return candidates.improved(start, outside).plan
         outside = needed  # more than before, and never more than all of it
@@ -241,10 +233,10 @@ class WorkspacePlanner:
     def _badness(self, plan: _core.Plan, way: Provision) -> tuple[bool, float]:
         if not plan.feasible:
             return True, -plan.failed_operation
-        seconds: float = plan.stats["recompute_seconds"]
+        seconds = plan.stats.recompute_seconds
         if way.own_bytes:
             seconds += refill_seconds(way, plan.execution_order)
-            seconds *= _CLEARLY_BETTER
+            seconds *= constants.TUNED.clearly_better_factor
         return False, seconds
 
 
@@ -311,9 +303,9 @@ def unbudgeted_peak(
     )
 
 
-def peak_bytes(stats: dict[str, Any]) -> int:
+def peak_bytes(stats: _core.EngineStats) -> int:
     """What a plan takes of a budget: most bytes of the pool, and what is reserved beside them."""
-    return int(stats["peak_pool_bytes"] + stats["reserved_bytes"])
+    return stats.peak_pool_bytes + stats.reserved_bytes
 
 
 def _smallest(
@@ -324,7 +316,7 @@ def _smallest(
     Plans that hardly fit take long to make: after some seconds the least known so far is the
     answer, None if there is none.
     """
-    deadline = time.monotonic() + _SEARCH_SECONDS
+    deadline = time.monotonic() + constants.TUNED.smallest_budget_seconds
     low = max(1, known_infeasible)
     while not feasible(high := 2 * low):
         low = high

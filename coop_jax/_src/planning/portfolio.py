@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from coop_jax import _core
 from coop_jax._src.ir import cost_model
-from coop_jax._src.planning import checkpoint_plans, policies
+from coop_jax._src.planning import checkpoint_plans, constants, policies
 from coop_jax._src.planning.local_search import (
     Hints,
     Kinds,
@@ -31,20 +31,6 @@ from coop_jax._src.planning.local_search import (
     recompute_share,
 )
 from coop_jax._src.planning.pool_state import OUTSIDE, Residency
-
-# Plans that recompute more than this share of the step are compared with others.
-_COSTLY = 0.3
-
-# In longer programs only what is fast is tried.
-_LARGE = 20_000
-
-# Plans are made around what is cheapest to keep in so much of the pool; the rest is for what else
-# is in memory while something is made again, and for gaps. What is kept is worth so much more.
-_KEPT_SHARES = (1.0, 0.9, 0.8)
-_KEPT_WORTH = (10.0, 1e6)
-
-# So many recomputations may be tried and undone for each that a plan may have.
-_TRIES = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +67,7 @@ class Candidates:
         *,
         capacity_bytes: int,
         reserve_bytes: int,
-        constants: int = 0,
+        constant_inputs: int = 0,
         hints: Hints | None = None,
         never_held: Iterable[int] = (),
     ):
@@ -94,7 +80,7 @@ class Candidates:
           settings: the policy and what costs are.
           capacity_bytes: the budget.
           reserve_bytes: of it, what is kept from the plan.
-          constants: so many inputs follow those of `residency`, outside the pool.
+          constant_inputs: so many inputs follow those of `residency`, outside the pool.
           hints: what the planner is told; None to be told nothing, and to try what is better:
             never to evict outputs, or to evict them like anything else.
           never_held: storages that cannot be held for longer than the program needs them.
@@ -105,13 +91,13 @@ class Candidates:
         self._settings = settings
         self._capacity_bytes = capacity_bytes
         self._reserve_bytes = reserve_bytes
-        self._constants = constants
-        self._where = [*residency.where, *[OUTSIDE] * constants]
+        self._constant_inputs = constant_inputs
+        self._where = [*residency.where, *[OUTSIDE] * constant_inputs]
         self._hints = hints or Hints()
         # What follows hints step by step, calls that learn, can do nothing else.
         self._is_free = hints is None
         self._never_held = frozenset(never_held)
-        self._is_large = engine_program.operation_count > _LARGE
+        self._is_large = engine_program.operation_count > constants.TUNED.large_operations
         self._starts: list[Start] = []  # all that was planned
 
     def own_plan(self) -> Start:
@@ -136,7 +122,7 @@ class Candidates:
                     ahead = self._around_checkpoints(policy, ahead)
                 if not self._is_large:
                     ahead = self._around_what_is_kept(forms[:2], ahead)
-            if ahead.plan.feasible and recompute_share(ahead.plan) <= _COSTLY:
+            if ahead.plan.feasible and recompute_share(ahead.plan) <= constants.TUNED.costly_share:
                 return ahead
             policy = policies.where_nothing_is_known(policy)
             own = ((policy, True), (policy, False))
@@ -146,7 +132,7 @@ class Candidates:
         # use what evicted values need.
         exact = policies.with_exact_neighborhood(policy)
         others = ((exact, True), (exact, False), (policies.without_keeping(policy), True))
-        start = self._best_of((*own, *others), _COSTLY)
+        start = self._best_of((*own, *others), constants.TUNED.costly_share)
         return start if ahead is None or is_better(start.plan, ahead.plan) else ahead
 
     def improved(self, start: Start, outside_bytes: int) -> Start:
@@ -159,12 +145,12 @@ class Candidates:
         policy = self._settings.policy
         if not policy.search_effort or not self._settings.alternatives or policy.evict_always:
             return start
-        if start.plan.feasible and start.plan.stats["recomputations"] == 0:
+        if start.plan.feasible and start.plan.stats.recomputations == 0:
             return start
         starts = [
             x
             for x in self._starts
-            if x is start or x.plan.stats["peak_outside_bytes"] <= outside_bytes
+            if x is start or x.plan.stats.peak_outside_bytes <= outside_bytes
         ]
         # Plans around checkpoints are searched for themselves: they would take the attempts of
         # others that are not as good at first and get better.
@@ -174,7 +160,7 @@ class Candidates:
             return self._searched(around, outside_bytes)
         best = self._searched(others, outside_bytes)
         close = close_seconds(best.plan)
-        if any(x.plan.feasible and x.plan.stats["recompute_seconds"] <= close for x in around):
+        if any(x.plan.feasible and x.plan.stats.recompute_seconds <= close for x in around):
             found = self._searched(around, outside_bytes)
             best = found if is_better(found.plan, best.plan) else best
         return best
@@ -198,7 +184,7 @@ class Candidates:
         Where as much is alive as the pool holds, addresses have to be found ahead.
         """
         policy = self._settings.policy
-        known = best.plan.feasible and best.plan.stats["recomputations"] == 0
+        known = best.plan.feasible and best.plan.stats.recomputations == 0
         if known or not self._is_free or not policies.looks_ahead(policy) or policy.evict_always:
             return best
         if self._is_large:
@@ -212,20 +198,20 @@ class Candidates:
         self, forms: Sequence[tuple[_core.Policy, bool]], best: Start
     ) -> Start:
         """The best of a start and of plans that keep what is cheapest to keep."""
-        pool_bytes = self._pool_bytes()
+        tuned, pool_bytes = constants.TUNED, self._pool_bytes()
         keepings = _core.cheapest_to_keep(
             self._engine_program,
             input_where=self._where,
-            pool_bytes=[int(pool_bytes * share) for share in _KEPT_SHARES],
+            pool_bytes=[int(pool_bytes * share) for share in tuned.kept_shares],
         )
         for kept, held_for, _ in keepings:
             for storage in self._never_held:
                 held_for[storage] = -1
             found: Start | None = None  # of these, which are much alike, one is enough for a search
-            for factor, (policy, pin_early) in itertools.product(_KEPT_WORTH, forms):
+            for factor, (policy, pin_early) in itertools.product(tuned.kept_worths, forms):
                 hints = self._hints.keeping(kept, held_for, factor)
                 pin = pin_early and self._is_free
-                seconds = best.plan.stats["recompute_seconds"] if best.plan.feasible else 0.0
+                seconds = best.plan.stats.recompute_seconds if best.plan.feasible else 0.0
                 plan = self._plan(policy, pin, min(self._settings.give_up, 1.0), seconds, hints)
                 if found is None or is_better(plan, found.plan):
                     found = Start(policy, pin, plan, hints)
@@ -306,13 +292,13 @@ class Candidates:
             policy=policy,
             expensive_seconds_per_byte=self._settings.profile.expensive_seconds_per_byte,
             input_where=self._where,
-            input_offsets=[*self._residency.offsets, *[-1] * self._constants],
+            input_offsets=[*self._residency.offsets, *[-1] * self._constant_inputs],
             foreign=self._residency.others,
             reserve_bytes=self._reserve_bytes,
             pin_outputs_early=pin_early,
             timed=True,
             max_recomputations=most,
-            max_tried_recomputations=_TRIES * most,
+            max_tried_recomputations=constants.TUNED.tries_per_recomputation * most,
             max_recompute_seconds=most_seconds,
             worth=[*worth, *[1.0] * (storages - len(worth))] if worth else (),
             sides=[*sides, *[0] * (storages - len(sides))] if sides else (),

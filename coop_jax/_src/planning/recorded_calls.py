@@ -22,41 +22,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from coop_jax import _core
-from coop_jax._src.planning import policies
-from coop_jax._src.planning.local_search import Hints, Kinds, Start
+from coop_jax._src.planning import constants, policies
+from coop_jax._src.planning.local_search import Hints, Kinds, Start, is_good_enough
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.portfolio import Candidates, PlanSettings
 
-# Calls that recompute less than this share of what they compute are good enough.
-_GOOD_ENOUGH = 1e-3
-
-_MOST_SEARCHES = 8
-
-# Results are worth keeping: each of them is wanted at the end.
-_WORTH_OF_RESULTS = 1e6
-
-# When so much of the results is made, as a share of their bytes, the others are about to come: some
-# (statistics) may be made much earlier.
-_MOST = 0.05
-
-# Results that would take more than this share of what is free go anywhere: in what is left beside
-# them the call might not fit any more.
-_MOST_OF_THE_ROOM = 1 / 3
-
-# Where calls recompute more than this share of what they compute nothing is tried.
-_TIGHT = 0.5
-
-# Results keep so much of a pool's left end clear, as a share: 1 / this.
-KEPT_CALLS_CLEAR = 32
-
 Blocks = tuple[tuple[int, int], ...]  # (offset, bytes)
-
-# So many kinds of arguments are remembered for a function, so many states of the pool for each, and
-# so many searches are made: what hardly ever repeats is not worth more.
-KEPT_CALLS = 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,7 +113,7 @@ class Lesson:
         capacity_bytes: int,
         reserved: Sequence[tuple[int, int]],
         workspace_bytes: int,
-        stats: dict[str, Any],
+        stats: _core.EngineStats,
     ) -> None:
         """After a complete call: decides how the next one goes that finds the same state.
 
@@ -151,7 +124,7 @@ class Lesson:
           workspace_bytes: that it needed of that for operations.
           stats: of the call's engine.
         """
-        history = self.history
+        tuned, history = constants.TUNED, self.history
         if not history.finish():  # an operation failed, and the function went on
             return
         if not history.repetitions:
@@ -160,18 +133,19 @@ class Lesson:
         state.reserved_bytes = sum(nbytes for _, nbytes in reserved)
         self._needed_bytes = workspace_bytes
         state.plain = state.plain or _Way()  # as it went is how it goes again
-        self._is_tight = stats["recompute_seconds"] > _TIGHT * stats["compute_seconds"]
+        self._is_tight = stats.recompute_seconds > tuned.tight_share * stats.compute_seconds
         self._states.move_to_end(self._blocks)
-        if len(self._states) > KEPT_CALLS:
+        if len(self._states) > tuned.kept_calls:
             self._states.popitem(last=False)
         state.calls += 1
-        seconds: float = stats["recompute_seconds"]
+        seconds = stats.recompute_seconds
         if history.gave_up:  # what it took then is not what this way takes
             seconds = math.inf
         state.measured[state.way] = max(seconds, state.measured.get(state.way, 0.0))
-        if not history.repetitions or seconds <= _GOOD_ENOUGH * stats["compute_seconds"]:
+        if not history.repetitions or (not history.gave_up and is_good_enough(stats)):
             return
-        search = state.calls > 1 and not state.searched and self._searches < _MOST_SEARCHES
+        may_search = not state.searched and self._searches < tuned.most_call_searches
+        search = state.calls > 1 and may_search
         if state.calls == 1 or search:
             self._searches += search
             state.searched = search
@@ -179,7 +153,7 @@ class Lesson:
                 plain = policies.without_search(settings.policy)
                 settings = dataclasses.replace(settings, policy=plain)
             found = self._planned(settings, capacity_bytes, reserved)
-            promised: float = found.plan.stats["recompute_seconds"]
+            promised = found.plan.stats.recompute_seconds
             if found.plan.feasible and promised < min(state.measured.values()):
                 state.way = _Way(found.policy, found.hints)
                 return
@@ -195,7 +169,7 @@ class Lesson:
         storage_bytes, offsets = history.storage_bytes, history.input_offsets
         worth = [1.0] * len(storage_bytes)
         for storage in history.outputs:
-            worth[storage] = _WORTH_OF_RESULTS
+            worth[storage] = constants.TUNED.results_worth
         read = set(offsets)
         reserved_bytes = sum(nbytes for _, nbytes in reserved)
         layout = self._layout(settings.alignment_bytes, capacity_bytes, reserved)
@@ -235,7 +209,8 @@ class Lesson:
         for storage, offset in zip(results, offsets, strict=True):
             places[storage] = offset
         made = itertools.accumulate(sizes)
-        first = next(s for s, n in zip(results, made, strict=True) if n >= _MOST * sum(sizes))
+        begun = constants.TUNED.first_results_share * sum(sizes)
+        first = next(s for s, n in zip(results, made, strict=True) if n >= begun)
         there = set(history.alive_at(made_by[first]))
         there.update(s for s in in_pool if made_by[s] >= made_by[first])
         for storage in there.intersection(in_pool).difference(results):
@@ -251,10 +226,10 @@ def _side_by_side(
     They go near the left end of a pool. There lie the results of expensive operations; most of them
     are gone when a call ends, but for small ones at the very end.
     """
-    total = sum(sizes)
-    if total > _MOST_OF_THE_ROOM * (capacity_bytes - sum(nbytes for _, nbytes in taken)):
+    tuned, total = constants.TUNED, sum(sizes)
+    if total > tuned.results_share * (capacity_bytes - sum(nbytes for _, nbytes in taken)):
         return []
-    at = _rounded(capacity_bytes // KEPT_CALLS_CLEAR, alignment)
+    at = _rounded(int(capacity_bytes * tuned.clear_share), alignment)
     for offset, nbytes in sorted(taken):
         if offset >= at + total:
             break

@@ -14,7 +14,6 @@ Thread rule: functions of their arguments. Cost: linear in the plan.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from coop_jax import _core
 from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
@@ -42,14 +41,6 @@ class Unrolled:
     def recomputations(self) -> int:
         """How many of its operations have run before."""
         return sum(self.again)
-
-    def counted(self, stats: dict[str, Any]) -> dict[str, Any]:
-        """What the engine counted for a plan of this program, with what the program does itself."""
-        return {
-            **stats,
-            "recomputations": stats["recomputations"] + self.recomputations,
-            "evictions": stats["evictions"] + self.evictions,
-        }
 
 
 def unrolled(program: Program, plan: _core.Plan) -> Unrolled:
@@ -97,7 +88,7 @@ class _Unroller:
             releases=releases_of(self._operations, self._values, inputs, outputs, program.donated),
         )
         share = seconds[1] / max(sum(seconds), 1e-30)
-        return Unrolled(made, tuple(origins), tuple(again), plan.stats["evictions"], share)
+        return Unrolled(made, tuple(origins), tuple(again), plan.stats.evictions, share)
 
     def _appear(self, storage: int) -> None:
         """The values of a storage are there, anew."""

@@ -16,17 +16,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-# What needs more than such a part of the budget may get blocks of its own: each is tried. None of
-# the blocks is larger than that part.
-_LARGE_PARTS = (1 / 64, 1 / 24, 1 / 8)
-_BLOCK_PART = 1 / 32
+from coop_jax._src.planning import constants
 
 # Whole pages can be given back: a block has to hold those and the rests at its ends.
 _PAGES = 2 * 4096
-
-# To give pages back and to have them filled with zeros when they are touched again, those of the
-# pool and those of XLA; 2e-10 each, measured.
-_SECONDS_PER_BYTE = 4e-10
 
 # Larger blocks glibc takes from the system each time and gives back when they are freed, whatever
 # was freed before (DEFAULT_MMAP_THRESHOLD_MAX): XLA's memory for one operation is one block.
@@ -68,8 +61,8 @@ def provisions(needed: Sequence[int], kept_bytes: int, capacity_bytes: int) -> l
       capacity_bytes: the budget.
     """
     ways = [Provision(max([kept_bytes, *needed]))]
-    block = max(16 * _PAGES, int(capacity_bytes * _BLOCK_PART))
-    for part in _LARGE_PARTS:
+    block = max(16 * _PAGES, int(capacity_bytes * constants.TUNED.block_share))
+    for part in constants.TUNED.large_workspace_shares:
         small = max(kept_bytes, int(capacity_bytes * part))
         own = tuple(n if n > small else 0 for n in needed)
         if any(own) and all(own != way.own_bytes for way in ways):
@@ -83,7 +76,7 @@ def refill_seconds(provision: Provision, runs: Sequence[int]) -> float:
     """What it takes to fill the pages of own blocks anew, if those operations run, in order."""
     if not provision.own_bytes:
         return 0.0
-    return _SECONDS_PER_BYTE * sum(provision.own_bytes[n] for n in runs)
+    return constants.TUNED.refill_seconds_per_byte * sum(provision.own_bytes[n] for n in runs)
 
 
 def malloc_seconds(provision: Provision, runs: Sequence[int], needed: Sequence[int]) -> float:
@@ -96,4 +89,5 @@ def malloc_seconds(provision: Provision, runs: Sequence[int], needed: Sequence[i
     """
     own = provision.own_bytes
     taken = (needed[n] for n in runs if not (own and own[n]))
-    return _SECONDS_PER_BYTE * sum(nbytes for nbytes in taken if nbytes > _NEVER_KEPT_BYTES)
+    taken_bytes = sum(nbytes for nbytes in taken if nbytes > _NEVER_KEPT_BYTES)
+    return constants.TUNED.refill_seconds_per_byte * taken_bytes

@@ -28,7 +28,6 @@ from coop_jax._src.execution.instructions import CompiledPlan
 from coop_jax._src.execution.plan_lowering import compile_plan
 from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.ir.program import Program
-from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning.planner import PlanSettings, first_residency
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.workspace import Provision
@@ -105,7 +104,6 @@ class _PlanMaker:
                 runtime.memory(),
                 runtime.cache,
                 provision=provision,
-                outside_bytes=plan.stats["peak_outside_bytes"],
             )
             return used
 
@@ -114,6 +112,11 @@ class _PlanMaker:
             made = fitted(planner, way, needed, launches)
             if made.plan.feasible:
                 assert compiled is not None
+                unrolled = signature.unrolled
+                if unrolled is not None:
+                    compiled.counts = compiled.counts.with_unrolled(
+                        recomputations=unrolled.recomputations, evictions=unrolled.evictions
+                    )
                 return compiled
         # Finding it takes seconds; another state of the pool is tried first where it can be.
         final = moved_out(self.residency) == self.residency
@@ -235,17 +238,10 @@ def carry_out(
     measured = counters.compute_seconds
     constants, verifier = form.constants, runtime.verifier()
     done = execute(plan, given, constants, memory, counters, interrupts, verifier)
-    stats = plan.stats
     if form.unrolled is not None:
         # Its segments hold first runs and recomputations: what they took is shared out.
-        stats = form.unrolled.counted(stats)
         again = form.unrolled.recompute_share * (counters.compute_seconds - measured)
         counters.compute_seconds -= again
         counters.recompute_seconds += again
-    runtime.count(
-        stats,
-        peak_bytes=planning.peak_bytes(plan.stats),
-        outside_bytes=plan.outside_bytes,
-        workspace_bytes=plan.workspace_bytes,
-    )
+    runtime.count(plan.counts)
     return done

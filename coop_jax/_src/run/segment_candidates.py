@@ -75,7 +75,7 @@ def forms_of(
             forms += [form, dataclasses.replace(form, in_pool=True)]
         needed = (segment.handed_on_bytes(op.kernel) for op in made.operations)
         limit = min(limit, max(needed, default=0)) / 2
-    if not known.stats["recomputations"]:
+    if not known.plan.stats.recomputations:
         return forms
     plan = yield from _plan_of_segments(runtime, signature, residency, known)
     beside = residency.beside_bytes
@@ -89,7 +89,7 @@ def _in_room(runtime: Runtime, program: Program, plan: _core.Plan, beside_bytes:
     """A plan as a program, with segments that add no more than is free."""
     written = unrolled(program, plan)
     reserved = _reserved_bytes(program, plan, beside_bytes)
-    outside = plan.stats["peak_outside_bytes"] + beside_bytes
+    outside = plan.stats.peak_outside_bytes + beside_bytes
     free = runtime.capacity_bytes() - outside - reserved
     forms = []
     for part in _PARTS:
@@ -104,7 +104,7 @@ def _in_room(runtime: Runtime, program: Program, plan: _core.Plan, beside_bytes:
 def _reserved_bytes(program: Program, plan: _core.Plan, beside_bytes: int) -> int:
     """What a plan leaves to libraries throughout; nothing where they have it only as they run."""
     needed = max((segment.library_bytes(op.kernel) for op in program.operations), default=0)
-    reserved = plan.stats["reserved_bytes"] - plan.stats["peak_outside_bytes"] - beside_bytes
+    reserved = plan.stats.reserved_bytes - plan.stats.peak_outside_bytes - beside_bytes
     return needed if needed <= reserved else 0
 
 

@@ -276,7 +276,7 @@ def _planned_costs(
 def _costs_of(program: Program, plan: _core.Plan, refill_seconds: float) -> _Costs:
     runs = [program.operations[number] for number in plan.execution_order]
     return _Costs(
-        plan.stats["compute_seconds"] + plan.stats["recompute_seconds"],
+        plan.stats.compute_seconds + plan.stats.recompute_seconds,
         len(runs),
         sum(len(op.operands) + len(op.results) for op in runs),
         refill_seconds,

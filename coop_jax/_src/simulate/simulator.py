@@ -191,7 +191,7 @@ class Simulator:
         self, plan: _core.Plan, budget_bytes: int | None, smallest: int | None
     ) -> Simulation:
         stats = plan.stats
-        compute, recompute = stats["compute_seconds"], stats["recompute_seconds"]
+        compute, recompute = stats.compute_seconds, stats.recompute_seconds
         if self.prices is not None:
             compute = recompute = 0.0
             for action in plan.actions:
@@ -208,23 +208,23 @@ class Simulator:
             unbudgeted_peak_bytes=self.unbudgeted_peak_bytes,
             smallest_budget_bytes=smallest,
             peak_bytes=planning.peak_bytes(stats),
-            external_bytes=stats["peak_outside_bytes"],
+            external_bytes=stats.peak_outside_bytes,
             workspace_bytes=self.workspace_bytes,
             workspace_is_known=self.workspace_is_known,
-            operations=stats["operations"],
-            evictions=stats["evictions"],
-            rematerialisations=stats["recomputations"],
+            operations=stats.operations,
+            evictions=stats.evictions,
+            rematerialisations=stats.recomputations,
             compute_seconds=compute,
             recompute_seconds=recompute,
             overhead=recompute / compute if compute else 0.0,
             fragmentation=mean_fragmentation(
-                stats["fragmentation_sum"],
-                stats["fragmentation_count"],
-                stats["fragmentation_max"],
+                stats.fragmentation_sum,
+                stats.fragmentation_count,
+                stats.fragmentation_max,
             ),
-            max_fragmentation=stats["fragmentation_max"],
+            max_fragmentation=stats.fragmentation_max,
             searches=count,
-            search_seconds=stats["search_seconds"],
+            search_seconds=stats.search_seconds,
             mean_search_seconds=math.fsum(searches) / max(1, count),
             p99_search_seconds=searches[math.ceil(0.99 * count) - 1] if count else 0.0,
             max_search_seconds=searches[-1] if count else 0.0,

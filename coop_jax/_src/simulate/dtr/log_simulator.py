@@ -111,7 +111,7 @@ def simulate_log(
     program = _engine_program(log)
     if isinstance(budget, float):
         unlimited = _core.simulate_fungible(program, heuristic="lru", release_pinned=True)
-        budget = int(unlimited["peak_bytes"] * budget)
+        budget = int(unlimited.peak_bytes * budget)
     result = _core.simulate_fungible(
         program,
         heuristic=HEURISTICS[heuristic],
@@ -119,12 +119,12 @@ def simulate_log(
         recompute_limit_ns=-1 if budget is None else log.compute_ns,
     )
     return LogSimulation(
-        status={"ok": "ok", "out_of_memory": "OOM", "thrashing": "thrash"}[result["status"]],
+        status={"ok": "ok", "out_of_memory": "OOM", "thrashing": "thrash"}[result.status],
         budget_bytes=budget,
-        total_over_base_compute=result["clock_ns"] / max(1, log.compute_ns),
-        peak_bytes=result["peak_bytes"],
-        evictions=result["evictions"],
-        recomputations=result["recomputations"],
+        total_over_base_compute=result.clock_ns / max(1, log.compute_ns),
+        peak_bytes=result.peak_bytes,
+        evictions=result.evictions,
+        recomputations=result.recomputations,
     )
 
 
