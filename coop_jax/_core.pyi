@@ -991,6 +991,7 @@ def make_plan(
     max_recomputations: int = 0,
     max_tried_recomputations: int = 0,
     max_recompute_seconds: float = 0,
+    max_recompute: float = 0,
     worth: Sequence[float] = ...,
     sides: Sequence[int] = ...,
     places: Sequence[int] = ...,
@@ -1002,9 +1003,10 @@ def make_plan(
 
     None that recomputes more than ``max_recomputations`` operations (0: any number), or for longer
     than ``max_recompute_seconds``, or for which more than ``max_tried_recomputations`` were tried,
-    undone ones included. ``worth`` holds factors
-    of the scores of storages, from 0 to 1e6; empty: 1 each. ``sides`` says from which end of the
-    pool to look for their room: -1 from the left, 1 from the right, 0 as the policy has it;
+    undone ones included. ``max_recompute`` is the limit of a session (0: none): times as many
+    operations as have run may be recomputed at any time. ``worth`` holds factors of the scores of
+    storages, from 0 to 1e6; empty: 1 each. ``sides`` says from which end of the pool to look for
+    their room: -1 from the left, 1 from the right, 0 as the policy has it;
     ``places`` names offsets to take where they are free, -1 for none; ``held_for`` an operation
     that counts as reading a storage too, -1 for none. Where ``checkpoints`` says what is kept over
     the fullest moment, the rest is made again (see cc/core/planner/checkpoint_plan.h), if

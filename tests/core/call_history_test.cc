@@ -48,6 +48,16 @@ class Call {
     if (!history_->Released(storage)) engine.Release(storage);
   }
 
+  // Hands a storage out; false where there is no room for it.
+  bool Take(StorageId storage) {
+    history_->Read(&engine, storage);
+    if (!engine.Materialize(storage)) return false;
+    history_->Taken(storage);
+    engine.MakePermanent(storage);
+    engine.Validate();
+    return true;
+  }
+
   void ReleaseDue() {
     if (!history_->HasDue()) return;
     for (const StorageId storage : history_->TakeDue()) engine.Release(storage);
@@ -116,6 +126,54 @@ TEST(HistoryTest, AtTheFirstDifferenceWhatWasSaidIsTakenBack) {
   EXPECT_EQ(history.record().what[2], 4u);  // and it is what is expected now
   Call again(&history, LookaheadOptions(2));
   EXPECT_EQ(EvictedOfTwo(&again, 4), Pair({false, true}));
+}
+
+// Three results, each made from a value of four blocks, and all evicted when they are handed out.
+std::vector<StorageId> ThreeResults(Call* call) {
+  std::vector<StorageId> results;
+  for (const uint64_t n : {1, 2, 3}) {
+    const StorageId large = call->Run(n, {}, 4);
+    results.push_back(call->Run(10 + n, {large}));
+    call->Release(large);
+  }
+  call->Release(call->Run(20, {}, 7));
+  return results;
+}
+
+TEST(HistoryTest, WhatIsRecordedIsPlannedAsItHappened) {
+  for (const int64_t blocks : {7, 8, 9}) {
+    History history;
+    const EngineOptions options = LookaheadOptions(blocks);
+    for (int n = 0; n < 3; ++n) {
+      Call call(&history, options);
+      std::vector<int64_t> offsets;
+      for (const StorageId result : ThreeResults(&call)) {
+        ASSERT_TRUE(call.Take(result));
+        offsets.push_back(call.engine.OffsetOf(result));
+      }
+      EXPECT_TRUE(history.Finish());
+      EXPECT_EQ(history.record().program.kept, history.record().program.outputs);
+      if (n == 0) continue;  // nothing was known
+      PlanOptions as_it_went;
+      as_it_went.engine = options;
+      const Plan plan = MakePlan(history.record().program, as_it_went);
+      ASSERT_TRUE(plan.feasible);
+      EXPECT_EQ(plan.output_offsets, offsets);
+      EXPECT_EQ(plan.stats.recomputations, call.engine.stats().recomputations);
+      EXPECT_EQ(plan.stats.evictions, call.engine.stats().evictions);
+      EXPECT_EQ(plan.stats.operations, call.engine.stats().operations);
+    }
+  }
+}
+
+TEST(HistoryTest, ValuesOutsideCountAsTheBudgetCountsThem) {
+  History history;
+  Call call(&history, LookaheadOptions(2));
+  const StorageId source = call.engine.AddOutside(4);
+  history.NewSource(source, false);
+  call.Run(1, {source});
+  EXPECT_TRUE(history.Finish());
+  EXPECT_EQ(history.record().program.storage_bytes[0], RoundUpOutside(4));
 }
 
 TEST(HistoryTest, OtherOperandsAreADifference) {

@@ -97,6 +97,9 @@ struct EngineOptions {
 // At which end of the pool to look for room, where the front end knows better than the policy.
 enum class SideHint : uint8_t { kByPolicy, kLeft, kRight };
 
+// Of a value outside the pool, as a budget counts it.
+[[nodiscard]] constexpr int64_t RoundUpOutside(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 // One output of an operation that is being added.
 struct OutputSpec {
   int64_t bytes = 0;

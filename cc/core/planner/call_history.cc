@@ -15,7 +15,7 @@ CallRecord Nothing() {
   CallRecord record;
   Program& program = record.program;
   program.op_input_begin = program.op_output_begin = {0};
-  program.release_begin = program.discard_begin = {0};
+  program.release_begin = program.discard_begin = program.kept_begin = {0};
   return record;
 }
 
@@ -66,7 +66,8 @@ int32_t History::NumberOf(const Engine& engine, StorageId storage) {
   SetNumber(storage, number);
   const int64_t offset = engine.OffsetOf(storage);
   const auto index = static_cast<size_t>(storage);
-  program.storage_bytes.push_back(engine.BytesOf(storage));
+  const int64_t bytes = engine.BytesOf(storage);
+  program.storage_bytes.push_back(offset < 0 ? RoundUpOutside(bytes) : bytes);
   program.storage_outside.push_back(offset < 0 ? 1 : 0);
   program.inputs.push_back(
       {.storage = number,
@@ -118,17 +119,20 @@ void History::Added(Engine* engine, uint64_t what, std::span<const StorageId> in
     const int32_t number = program.storage_count();
     SetNumber(outputs[k], number);
     program.op_outputs.push_back(number);
-    program.storage_bytes.push_back(specs[k].bytes);
+    program.storage_bytes.push_back(specs[k].outside ? RoundUpOutside(specs[k].bytes)
+                                                     : specs[k].bytes);
     program.storage_outside.push_back(specs[k].outside ? 1 : 0);
     program.op_in_place.push_back(specs[k].in_place_input);
     now_.made_by.push_back(Count(now_.what));
   }
   program.op_cost_seconds.push_back(cost_seconds);
   program.op_recomputable.push_back(recomputable ? 1 : 0);
+  program.op_is_read.push_back(what == kReading ? 1 : 0);
   program.op_input_begin.push_back(Count(program.op_inputs));
   program.op_output_begin.push_back(Count(program.op_outputs));
   program.release_begin.push_back(Count(program.releases));
   program.discard_begin.push_back(Count(program.discards));
+  program.kept_begin.push_back(Count(program.kept));
   if (follows_) Tell(engine, inputs, outputs);
   now_.what.push_back(what);
 }
@@ -197,7 +201,10 @@ void History::Discarded(StorageId storage) {
 
 void History::Taken(StorageId storage) {
   const int32_t number = Known(storage);
-  if (number != kNone) now_.program.outputs.push_back(number);
+  if (number == kNone || now_.what.empty()) return;
+  now_.program.outputs.push_back(number);
+  now_.program.kept.push_back(number);
+  now_.program.kept_begin.back() = Count(now_.program.kept);
 }
 
 bool History::Leave(Engine* engine) {

@@ -4,7 +4,9 @@
 // outputs that cost nothing), of last references and memory that go, and of results.
 // Storages are numbered as they come up, so that two calls that do the same have the same numbers
 // whatever ids the engine gives them. What is recorded is a Program, which can be planned (see
-// plan.h); `Advise` says what its plan told the engine.
+// plan.h); `Advise` says what its plan told the engine. It has all that a plan must do as the call
+// will, to find room where that does: reads, results that are permanent from the moment they are
+// handed out, values outside the pool as the budget counts them.
 // While a call does what the last one did, the engine is told the rest of it: when each storage is
 // read next, what it is worth, to which side it goes. At the first difference all of it is taken
 // back, and the engine goes on with what it knows itself.

@@ -247,7 +247,8 @@ std::vector<Checkpoints> CheckpointsAtCuts(const Program& program,
 Plan PlanAroundCheckpoints(const Program& program, const PlanOptions& options) {
   Require(options.checkpoints.size() == program.storage_bytes.size(),
           "checkpoints must be empty or parallel to storage_bytes");
-  Require(program.discards.empty(), "a program with checkpoints discards nothing");
+  Require(program.discards.empty() && program.kept.empty() && program.op_is_read.empty(),
+          "a program with checkpoints discards nothing, and hands nothing out before its end");
   if (program.operation_count() == 0) {
     PlanOptions plain = options;
     plain.checkpoints.clear();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "cc/core/base/check.h"
@@ -13,9 +14,10 @@
 namespace coop {
 namespace {
 
-std::span<const int32_t> DiscardsAfter(const Program& program, int32_t operation) {
-  if (program.discards.empty()) return {};
-  return Row(program.discards, program.discard_begin, operation);
+// Of a list that is empty, as its rows are, in a program that has none of it.
+std::span<const int32_t> RowIfAny(const std::vector<int32_t>& values,
+                                  const std::vector<int32_t>& begin, int32_t i) {
+  return values.empty() ? std::span<const int32_t>() : Row(values, begin, i);
 }
 
 void RequireRows(const std::vector<int32_t>& begin, int32_t count, size_t values) {
@@ -38,10 +40,13 @@ void RequireWellFormed(const Program& program) {
   RequireRows(program.op_input_begin, operations, program.op_inputs.size());
   RequireRows(program.op_output_begin, operations, program.op_outputs.size());
   RequireRows(program.release_begin, operations, program.releases.size());
-  if (!program.discard_begin.empty() || !program.discards.empty()) {
-    RequireRows(program.discard_begin, operations, program.discards.size());
+  for (const auto& [begin, values] : {std::tie(program.discard_begin, program.discards),
+                                      std::tie(program.kept_begin, program.kept)}) {
+    if (!begin.empty() || !values.empty()) RequireRows(begin, operations, values.size());
   }
-
+  Require(
+      program.op_is_read.empty() || program.op_is_read.size() == static_cast<size_t>(operations),
+      "op_is_read must be empty or parallel to op_cost_seconds");
   enum : uint8_t { kAbsent, kPresent, kReleased };
   std::vector<uint8_t> state(static_cast<size_t>(storages), kAbsent);
   const auto change = [&](int32_t storage, uint8_t from, uint8_t to, const char* requirement) {
@@ -65,7 +70,13 @@ void RequireWellFormed(const Program& program) {
       Require(position >= kNone && position < static_cast<int64_t>(inputs.size()),
               "op_in_place must be the position of an input");
     }
-    for (const int32_t storage : DiscardsAfter(program, i)) {
+    Require(!program.IsRead(i) ||
+                (inputs.size() == 1 && Row(program.op_outputs, program.op_output_begin, i).empty()),
+            "a read has one input and no outputs");
+    for (const int32_t storage : RowIfAny(program.kept, program.kept_begin, i)) {
+      change(storage, kPresent, kPresent, "what is kept must exist and not be released");
+    }
+    for (const int32_t storage : RowIfAny(program.discards, program.discard_begin, i)) {
       change(storage, kPresent, kPresent, "what is discarded must exist and not be released");
     }
     for (const int32_t storage : Row(program.releases, program.release_begin, i)) {
@@ -125,7 +136,8 @@ class Planner {
     role_.assign(program_.storage_bytes.size(), 0);
     for (const int32_t storage : program_.outputs) Role(storage) |= kOutput;
     if (!options_.held_for.empty()) HoldLonger();
-    if (options_.engine.policy.heuristic == Heuristic::kLookahead) {
+    // Where a place is asked for, what is never read again is in nobody's way.
+    if (options_.engine.policy.heuristic == Heuristic::kLookahead || !options_.places.empty()) {
       reads_ = FindReads(program_, options_.held_for);
     }
   }
@@ -247,9 +259,11 @@ class Planner {
 
   bool RunOperations() {
     for (int32_t i = 0; i < program_.operation_count(); ++i) {
-      const OperationId id = AddOperation(i);
+      const bool is_read = program_.IsRead(i);
+      const OperationId id = is_read ? kNone : AddOperation(i);
       TellReads(i);
-      if (!engine_.Run(id)) return Fail(i);
+      const auto inputs = Row(program_.op_inputs, program_.op_input_begin, i);
+      if (!(is_read ? engine_.Materialize(EngineId(inputs[0])) : engine_.Run(id))) return Fail(i);
       if (Thrashes()) return FailThrashing(i);
       AppendActions();
       for (const int32_t storage : Row(program_.op_outputs, program_.op_output_begin, i)) {
@@ -257,7 +271,10 @@ class Planner {
         engine_.Retain(EngineId(storage));
         if (options_.pin_outputs_early) engine_.MakePermanent(EngineId(storage));
       }
-      for (const int32_t storage : DiscardsAfter(program_, i)) {
+      for (const int32_t storage : RowIfAny(program_.kept, program_.kept_begin, i)) {
+        engine_.MakePermanent(EngineId(storage));
+      }
+      for (const int32_t storage : RowIfAny(program_.discards, program_.discard_begin, i)) {
         engine_.Discard(EngineId(storage));
       }
       for (const int32_t storage : ReleasedAfter(i)) {

@@ -51,6 +51,9 @@ struct Program {
   std::vector<int32_t> op_in_place;
   std::vector<double> op_cost_seconds;
   std::vector<uint8_t> op_recomputable;
+  // 1 where operation i is a read by the front end itself: its one input is brought back, and
+  // nothing runs. Empty: there are none.
+  std::vector<uint8_t> op_is_read;
 
   // releases[release_begin[i] .. release_begin[i + 1]): the storages whose last use is operation i,
   // each at most once in all, outputs of the program too. A storage that no list names (an input
@@ -63,12 +66,20 @@ struct Program {
   std::vector<int32_t> discard_begin;
   std::vector<int32_t> discards;
 
+  // kept[kept_begin[i] .. ): storages that are permanent from operation i on, because the front end
+  // hands them out then. Both are empty where there are none.
+  std::vector<int32_t> kept_begin;
+  std::vector<int32_t> kept;
+
   // Storages that are resident and permanent at the end; duplicates allowed.
   std::vector<int32_t> outputs;
 
   [[nodiscard]] int32_t storage_count() const { return static_cast<int32_t>(storage_bytes.size()); }
   [[nodiscard]] int32_t operation_count() const {
     return static_cast<int32_t>(op_cost_seconds.size());
+  }
+  [[nodiscard]] bool IsRead(int32_t operation) const {
+    return !op_is_read.empty() && op_is_read[static_cast<size_t>(operation)] != 0;
   }
 };
 

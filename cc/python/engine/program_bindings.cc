@@ -75,7 +75,7 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
              const std::vector<std::pair<int64_t, int64_t>>& foreign, int64_t reserve_bytes,
              bool pin_outputs_early, const Ints& input_where,
              const std::vector<int64_t>& input_offsets, bool timed, int64_t max_recomputations,
-             int64_t max_tried_recomputations, double max_recompute_seconds,
+             int64_t max_tried_recomputations, double max_recompute_seconds, double max_recompute,
              std::vector<double> worth, const Ints& sides, std::vector<int64_t> places,
              Ints held_for, const std::vector<bool>& checkpoints, bool only_packed) {
   const Program placed = Placed(program, input_where, input_offsets);
@@ -83,6 +83,7 @@ Plan NewPlan(const Program& program, int64_t capacity_bytes, int64_t alignment_b
   options.engine =
       EngineOptions{capacity_bytes, alignment_bytes, policy, expensive_seconds_per_byte,
                     timed ? &SteadySeconds : std::function<double()>()};
+  options.engine.max_recompute = max_recompute;
   for (const auto& [offset, bytes] : foreign) options.foreign.push_back(Range{offset, bytes});
   options.reserve_bytes = reserve_bytes;
   options.pin_outputs_early = pin_outputs_early;
@@ -246,9 +247,10 @@ void BindProgram(nb::module_& module) {
              nb::arg("pin_outputs_early") = false, nb::arg("input_where"), nb::arg("input_offsets"),
              nb::arg("timed") = false, nb::arg("max_recomputations") = 0,
              nb::arg("max_tried_recomputations") = 0, nb::arg("max_recompute_seconds") = 0.0,
-             nb::arg("worth") = nb::list(), nb::arg("sides") = nb::list(),
-             nb::arg("places") = nb::list(), nb::arg("held_for") = nb::list(),
-             nb::arg("checkpoints") = nb::list(), nb::arg("only_packed") = false);
+             nb::arg("max_recompute") = 0.0, nb::arg("worth") = nb::list(),
+             nb::arg("sides") = nb::list(), nb::arg("places") = nb::list(),
+             nb::arg("held_for") = nb::list(), nb::arg("checkpoints") = nb::list(),
+             nb::arg("only_packed") = false);
 
   module.def("cheapest_to_keep", &KeepCheapest, nb::arg("program"), nb::kw_only(),
              nb::arg("input_where"), nb::arg("pool_bytes"));

@@ -296,6 +296,12 @@ bool SessionCore::ReserveRoom(nb::handle session, int64_t bytes) {
   return true;
 }
 
+bool SessionCore::GiveUp() {
+  if (history_ == nullptr || !history_->GiveUp(&engine())) return false;
+  ReleaseDue();
+  return true;
+}
+
 bool SessionCore::GiveBackRoom() {
   // What was beside the pool at its peak stays reserved: the peak is what a budget has to hold.
   const int64_t needed =
@@ -314,11 +320,14 @@ void SessionCore::Hint(StorageId storage) {
   if (engine().Discard(storage)) Drain();
 }
 
+void SessionCore::ReleaseDue() {
+  if (history_ == nullptr || !history_->HasDue()) return;
+  for (const StorageId storage : history_->TakeDue()) engine().Release(storage);
+  Drain();
+}
+
 void SessionCore::CollectDead() {
-  if (history_ != nullptr && history_->HasDue()) {
-    for (const StorageId storage : history_->TakeDue()) engine().Release(storage);
-    Drain();
-  }
+  ReleaseDue();
   if (dead_->empty()) return;
   collected_.clear();
   collected_.swap(*dead_);

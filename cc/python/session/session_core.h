@@ -54,9 +54,6 @@ struct CompiledCall {
 // do so by itself, also where something is made again.
 inline thread_local bool launches_are_checked = false;
 
-// Of a value outside the pool, as the budget counts it.
-[[nodiscard]] constexpr int64_t RoundUpOutside(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 struct Prepared {
   nanobind::object kernel;
   nanobind::object out_avals;  // a tuple
@@ -210,12 +207,15 @@ class SessionCore : public PyEngine {
   void MakeRoom(nanobind::handle session, Prepared::Form& form, int64_t incoming);
   // What the engine says to a request; without what was learned if that has no room.
   [[nodiscard]] bool Ask(const auto& request) {
-    return request() || (history_ != nullptr && history_->GiveUp(&engine()) && request()) ||
-           (GiveBackRoom() && request());
+    return request() || (GiveUp() && request()) || (GiveBackRoom() && request());
   }
+  // Follows nothing any more, and holds nothing for it; false where nothing was followed.
+  bool GiveUp();
   // Room is reserved in steps: gives back what is not needed now; false where that is nothing.
   bool GiveBackRoom();
   void Release(StorageId storage);
+  // Releases what the history held for longer than the front end did.
+  void ReleaseDue();
   // Whether the operation that is submitted reads a treasure.
   [[nodiscard]] bool ComesOfTreasure() const;
   // A Value for each output of the operation that was submitted.

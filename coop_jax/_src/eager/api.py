@@ -198,9 +198,8 @@ class EagerFunction(FunctionUnderBudget, Generic[P, R]):
                 ending.lesson = lesson
                 session.learn()
                 ending.lesson = None
-        except BaseException:
-            with contextlib.suppress(BudgetExceededError):
-                session.write_back()  # what was written before an error stays written
+        except BaseException as error:
+            _break_off(session, lesson, error)
             raise
         finally:
             session.close()
@@ -255,6 +254,16 @@ class _Ending:
             self.session.close()
         if self.lesson is not None:
             self._lessons.forget(self.lesson)
+
+
+def _break_off(
+    session: Session, lesson: recorded_calls.Lesson | None, error: BaseException
+) -> None:
+    """What is left to be done of a call that has raised, while its session is open."""
+    if lesson is not None and isinstance(error, BudgetExceededError):
+        lesson.refuse()  # the function has run in part: only the next call can go without
+    with contextlib.suppress(BudgetExceededError):
+        session.write_back()  # what was written before an error stays written
 
 
 def _results(

@@ -15,6 +15,7 @@ Thread rule: one thread, under the runtime's lock.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ from coop_jax._src.ir import primitives, stacks
 from coop_jax._src.ir.refs import CallersRefs, RefCell
 from coop_jax._src.ir.stacks import Stack
 from coop_jax._src.planning import policies
+from coop_jax._src.planning.portfolio import PlanSettings
 from coop_jax._src.planning.recorded_calls import Lesson
 from coop_jax._src.util.interrupts import Interrupts
 
@@ -70,7 +72,11 @@ class Session:
         self._context = contexts.current()
         settings, self._verifier = runtime.settings, runtime.verifier()
         self._memory.pool.drain_freed()
-        policy = lesson and lesson.begin(self._memory.pool.live_blocks())
+        self._lesson = lesson
+        policy = None
+        if lesson is not None:
+            blocks = self._memory.pool.live_blocks()
+            policy = lesson.begin(blocks, self._call_settings(), runtime.capacity_bytes())
         load, load_arguments = arrays.importer(self._memory.device)
         self._core = _core.SessionCore(
             runtime.capacity_bytes(),
@@ -96,15 +102,12 @@ class Session:
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
         self._beside = Beside(runtime, core)
         self._callers_refs = CallersRefs()
-        self._lesson = lesson
         if lesson is not None:
-            core.record(lesson.history, follow=True)
+            core.record(lesson.history, follow=lesson.follows)
         self._externals = Externals(core, self._memory, donated)
-        if lesson is not None:
-            # At once what the last call needed in the end, as its plan has it.
-            if lesson.reserved_bytes > core.reserved_bytes:
-                core.reserve_room(self, lesson.reserved_bytes)
-            lesson.advise(settings, runtime.capacity_bytes(), core.reserved_blocks())
+        # At once what the last call needed in the end, as its plan has it.
+        if lesson is not None and lesson.reserved_bytes > core.reserved_bytes:
+            core.reserve_room(self, lesson.reserved_bytes)
 
     @property
     def peak_bytes(self) -> int:
@@ -299,13 +302,18 @@ class Session:
     def _reserve(self, incoming_bytes: int = 0, workspace_bytes: int = 0) -> None:
         self._beside.reserve(self, incoming_bytes, workspace_bytes)
 
+    def _call_settings(self) -> PlanSettings:
+        """Of plans for calls that run operation by operation."""
+        runtime = self._runtime
+        return dataclasses.replace(runtime.settings, max_recompute=runtime.max_recompute or 0.0)
+
     def learn(self) -> None:
         """The call is complete: what it did is what the next one is expected to do."""
         core, runtime = self._core, self._runtime
         if self._lesson is not None:
             core.collect()
             self._lesson.learn(
-                runtime.settings,
+                self._call_settings(),
                 runtime.capacity_bytes(),
                 core.reserved_blocks(),
                 core.workspace_bytes,

@@ -42,6 +42,8 @@ class PlanSettings:
     `give_up`: a plan that recomputes this many times as many operations as there are is given up: a
     step that takes so long serves nobody, and takes long to plan.
     `allowance`: as many more are allowed in any case.
+    `max_recompute`: the runtime's limit, for plans of what runs operation by operation, which has
+    to keep it at any time; 0: none.
     """
 
     policy: _core.Policy
@@ -50,6 +52,7 @@ class PlanSettings:
     alternatives: bool = True
     give_up: float = 16.0
     allowance: int = 1024
+    max_recompute: float = 0.0
 
 
 class Candidates:
@@ -300,6 +303,7 @@ class Candidates:
             max_recomputations=most,
             max_tried_recomputations=constants.TUNED.tries_per_recomputation * most,
             max_recompute_seconds=most_seconds,
+            max_recompute=self._settings.max_recompute,
             worth=[*worth, *[1.0] * (storages - len(worth))] if worth else (),
             sides=[*sides, *[0] * (storages - len(sides))] if sides else (),
             places=[*places, *[-1] * (storages - len(places))] if places else (),

@@ -11,6 +11,13 @@ A plan is one for a state of the pool. A function that is given what it returned
 its arguments where it left them, so results are put side by side, before or behind the arguments:
 after some calls every other call finds the same state.
 
+A call that goes by what is known must find room where one that knows nothing does. So a way is gone
+only where its plan is feasible, and what is planned is what the call will do: results are permanent
+from the moment they are handed out, room beside the pool is kept for all that lies there, the
+runtime's limit of recomputations holds. Where a call finds no room all the same (it did something
+else on the way, or went as was not planned), no later one that finds the same state goes by what
+is known.
+
 Invariants: no result depends on it. Thread rule: under the runtime's lock. Cost: recording takes
 O(1) for each operand; a search some seconds, for each state in which a program repeats.
 """
@@ -19,15 +26,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
 from coop_jax import _core
 from coop_jax._src.planning import constants, policies
 from coop_jax._src.planning.local_search import Hints, Kinds, Start, is_good_enough
-from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.planning.pool_state import OUTSIDE, Residency
 from coop_jax._src.planning.portfolio import Candidates, PlanSettings
+from coop_jax._src.planning.result_layout import layout, rounded
+
+# So often a plan is made again that has more beside the pool than was kept for it.
+_MOST_RESERVATIONS = 3
 
 Blocks = tuple[tuple[int, int], ...]  # (offset, bytes)
 
@@ -39,10 +49,12 @@ class _Way:
     Attributes:
       policy: of its engine; None for the one of a call of which nothing is known.
       hints: what the engine is told.
+      reserved_bytes: kept from the pool from the beginning on; 0: room is taken as it is needed.
     """
 
     policy: _core.Policy | None = None
     hints: Hints = dataclasses.field(default_factory=Hints)
+    reserved_bytes: int = 0
 
 
 class _State:
@@ -56,7 +68,6 @@ class _State:
         self.measured: dict[_Way | None, float] = {}  # most seconds of recomputation, by way
         self.calls = 0
         self.searched = False
-        self.reserved_bytes = 0  # that the last call had to keep from the pool
 
 
 class Lesson:
@@ -65,47 +76,70 @@ class Lesson:
     def __init__(self) -> None:
         self.history = _core.History()
         self._states: collections.OrderedDict[Blocks, _State] = collections.OrderedDict()
+        # States in which a call found no room: what is known is not followed there.
+        self._refused: collections.OrderedDict[Blocks, None] = collections.OrderedDict()
         self._blocks: Blocks = ()
         self._searches = 0
+        self._way = _Way()  # of this call
         self._is_tight = False  # of the last call
         self._needed_bytes = 0  # that it had to keep free for workspace in the end
+        self._reserved_bytes = 0  # likewise, for all that was beside the pool
         # That this call keeps free for workspace from the beginning on.
         self.workspace_bytes = 0
 
-    def begin(self, blocks: Iterable[tuple[int, int]]) -> _core.Policy | None:
-        """What a call goes by that finds these blocks of the pool taken; None: nothing is known."""
+    def begin(
+        self, blocks: Iterable[tuple[int, int]], settings: PlanSettings, capacity_bytes: int
+    ) -> _core.Policy | None:
+        """Decides how a call goes, and tells the history.
+
+        Args:
+          blocks: (offset, bytes) of what is taken in the pool.
+          settings: the policy and what costs are.
+          capacity_bytes: the budget.
+
+        Returns:
+          What its engine goes by; None for the policy of a call of which nothing is known.
+        """
         self._blocks = tuple(blocks)
+        self._way = _Way()
+        self.workspace_bytes = 0
+        if not self.follows:
+            return None
         known = self._states.get(self._blocks)
-        if known is not None:  # a call that went through goes through again
-            self.workspace_bytes = known.workspace_bytes
-        else:
+        if known is None:
             self.workspace_bytes = 0 if self._is_tight else self._needed_bytes
-        return known.way.policy if known is not None and known.way is not None else None
+            if not self.history.storage_count:
+                return None
+            known = self._states[self._blocks] = _State(self.workspace_bytes)
+            known.plain = self._plain(settings, capacity_bytes)
+        self.workspace_bytes = known.workspace_bytes  # a call that went through goes through again
+        self._way = known.way or known.plain or self._way
+        hints = self._way.hints
+        self.history.advise(hints.worth, hints.sides, hints.places, hints.held_for)
+        return self._way.policy
+
+    @property
+    def follows(self) -> bool:
+        """Whether the call that has begun goes by what is known, as long as it does the same."""
+        return self._blocks not in self._refused
 
     @property
     def reserved_bytes(self) -> int:
-        """What the plan keeps from the pool that the call goes by; 0 where it has none."""
-        known = self._states.get(self._blocks)
-        return 0 if known is None or known.way is None else known.reserved_bytes
+        """What the call keeps from the pool from the beginning on; 0: what it needs as it goes."""
+        return self._way.reserved_bytes
 
-    def advise(
-        self, settings: PlanSettings, capacity_bytes: int, reserved: Sequence[tuple[int, int]]
-    ) -> None:
-        """What the engine is told in the call that has begun.
+    def refuse(self) -> bool:
+        """After a call without room: no later one in that state goes by what is known.
 
-        Args:
-          settings: the policy and what costs are.
-          capacity_bytes: the budget.
-          reserved: (offset, bytes) of what is kept from the pool.
+        Returns whether this one did: another may find room then.
         """
-        if not self.history.storage_count:
-            return
-        state = self._states.setdefault(self._blocks, _State(self.workspace_bytes))
-        if state.plain is None:
-            layout = self._layout(settings.alignment_bytes, capacity_bytes, reserved)
-            state.plain = _Way() if self._is_tight else _Way(hints=layout)
-        hints = (state.way or state.plain).hints
-        self.history.advise(hints.worth, hints.sides, hints.places, hints.held_for)
+        known_something = self.follows and self.history.storage_count > 0
+        if known_something:
+            self._states.pop(self._blocks, None)
+            self._refused[self._blocks] = None
+            if len(self._refused) > constants.TUNED.kept_calls:
+                self._refused.popitem(last=False)
+        return known_something
 
     def learn(
         self,
@@ -130,8 +164,8 @@ class Lesson:
         if not history.repetitions:
             self._states.clear()
         state = self._states.setdefault(self._blocks, _State(self.workspace_bytes))
-        state.reserved_bytes = sum(nbytes for _, nbytes in reserved)
         self._needed_bytes = workspace_bytes
+        self._reserved_bytes = sum(nbytes for _, nbytes in reserved)
         state.plain = state.plain or _Way()  # as it went is how it goes again
         self._is_tight = stats.recompute_seconds > tuned.tight_share * stats.compute_seconds
         self._states.move_to_end(self._blocks)
@@ -142,6 +176,8 @@ class Lesson:
         if history.gave_up:  # what it took then is not what this way takes
             seconds = math.inf
         state.measured[state.way] = max(seconds, state.measured.get(state.way, 0.0))
+        if not self.follows:
+            return
         if not history.repetitions or (not history.gave_up and is_good_enough(stats)):
             return
         may_search = not state.searched and self._searches < tuned.most_call_searches
@@ -152,18 +188,55 @@ class Lesson:
             if not search:
                 plain = policies.without_search(settings.policy)
                 settings = dataclasses.replace(settings, policy=plain)
-            found = self._planned(settings, capacity_bytes, reserved)
-            promised = found.plan.stats.recompute_seconds
-            if found.plan.feasible and promised < min(state.measured.values()):
-                state.way = _Way(found.policy, found.hints)
+            found = self._planned(settings, capacity_bytes, reserved, workspace_bytes)
+            plan = found.plan
+            reserved_bytes = sum(nbytes for _, nbytes in plan.reserved)
+            fits = plan.feasible and _beside(plan, workspace_bytes) <= reserved_bytes
+            if fits and plan.stats.recompute_seconds < min(state.measured.values()):
+                state.way = _Way(found.policy, found.hints, reserved_bytes)
                 return
         state.way = min(state.measured, key=lambda way: state.measured[way])
+
+    def _plain(self, settings: PlanSettings, capacity_bytes: int) -> _Way:
+        """How a call goes in a state of which nothing is known but where results had better lie."""
+        if self._is_tight:
+            return _Way()
+        reserved_bytes = rounded(self._reserved_bytes, settings.alignment_bytes)
+        at_the_end = [(capacity_bytes - reserved_bytes, reserved_bytes)] if reserved_bytes else []
+        taken = [*self._blocks, *at_the_end]
+        hints = layout(self.history, taken, capacity_bytes, settings.alignment_bytes)
+        if not hints.places:
+            return _Way()
+        # Arguments may lie elsewhere now: whatever lies in the pool stays there.
+        history = self.history
+        plan = (
+            Candidates(
+                history.program,
+                lambda: Kinds((), ()),
+                Residency(
+                    where=(OUTSIDE,) * len(history.input_where),
+                    offsets=(-1,) * len(history.input_where),
+                    donated=(),
+                    others=self._blocks,
+                ),
+                dataclasses.replace(
+                    settings, policy=policies.of_a_session(settings.policy), alternatives=False
+                ),
+                capacity_bytes=capacity_bytes,
+                reserve_bytes=reserved_bytes,
+                hints=hints,
+            )
+            .own_plan()
+            .plan
+        )
+        return _Way(hints=hints, reserved_bytes=reserved_bytes) if plan.feasible else _Way()
 
     def _planned(
         self,
         settings: PlanSettings,
         capacity_bytes: int,
         reserved: Sequence[tuple[int, int]],
+        workspace_bytes: int,
     ) -> Start:
         history = self.history
         storage_bytes, offsets = history.storage_bytes, history.input_offsets
@@ -172,75 +245,37 @@ class Lesson:
             worth[storage] = constants.TUNED.results_worth
         read = set(offsets)
         reserved_bytes = sum(nbytes for _, nbytes in reserved)
-        layout = self._layout(settings.alignment_bytes, capacity_bytes, reserved)
-        candidates = Candidates(
-            history.program,
-            lambda: Kinds(storage_bytes, history.kinds),
-            Residency(
-                where=tuple(history.input_where),
-                offsets=tuple(offsets),
-                donated=(),
-                others=tuple(block for block in self._blocks if block[0] not in read),
-            ),
-            settings,
-            capacity_bytes=capacity_bytes,
-            reserve_bytes=reserved_bytes,
-            hints=dataclasses.replace(layout, worth=worth),
-            never_held=history.overwritten,
-        )
-        return candidates.improved(candidates.own_plan(), reserved_bytes)
-
-    def _layout(
-        self, alignment_bytes: int, capacity_bytes: int, reserved: Sequence[tuple[int, int]]
-    ) -> Hints:
-        """Where results go, and that what they meet there goes elsewhere."""
-        history = self.history
-        storage_bytes, made_by = history.storage_bytes, history.made_by
-        in_pool = {storage for kind in history.kinds for storage in kind}
-        results = sorted(in_pool.intersection(history.outputs))
-        if not results:
-            return Hints()
-        sizes = [_rounded(storage_bytes[s], alignment_bytes) for s in results]
         taken = [*self._blocks, *reserved]
-        places, sides = [-1] * len(storage_bytes), [0] * len(storage_bytes)
-        offsets = _side_by_side(sizes, taken, capacity_bytes, alignment_bytes)
-        if not offsets:
-            return Hints()
-        for storage, offset in zip(results, offsets, strict=True):
-            places[storage] = offset
-        made = itertools.accumulate(sizes)
-        begun = constants.TUNED.first_results_share * sum(sizes)
-        first = next(s for s, n in zip(results, made, strict=True) if n >= begun)
-        there = set(history.alive_at(made_by[first]))
-        there.update(s for s in in_pool if made_by[s] >= made_by[first])
-        for storage in there.intersection(in_pool).difference(results):
-            sides[storage] = 1
-        return Hints(sides=sides, places=places)
+        hints = layout(history, taken, capacity_bytes, settings.alignment_bytes)
+        for _ in range(_MOST_RESERVATIONS):
+            candidates = Candidates(
+                history.program,
+                lambda: Kinds(storage_bytes, history.kinds),
+                Residency(
+                    where=tuple(history.input_where),
+                    offsets=tuple(offsets),
+                    donated=(),
+                    others=tuple(block for block in self._blocks if block[0] not in read),
+                ),
+                settings,
+                capacity_bytes=capacity_bytes,
+                reserve_bytes=reserved_bytes,
+                hints=dataclasses.replace(hints, worth=worth),
+                never_held=history.overwritten,
+            )
+            own = candidates.own_plan()
+            # Values outside live for as long as recipes need them: in another plan more of them
+            # may be there at once than in the call that was recorded.
+            needed_bytes = _beside(own.plan, workspace_bytes)
+            if not own.plan.feasible or needed_bytes <= reserved_bytes:
+                break
+            reserved_bytes = needed_bytes
+        return candidates.improved(own, reserved_bytes - workspace_bytes)
 
 
-def _side_by_side(
-    sizes: Sequence[int], taken: Sequence[tuple[int, int]], capacity_bytes: int, alignment: int
-) -> list[int]:
-    """Offsets for blocks in that order beside what is taken; none if there is little room.
-
-    They go near the left end of a pool. There lie the results of expensive operations; most of them
-    are gone when a call ends, but for small ones at the very end.
-    """
-    tuned, total = constants.TUNED, sum(sizes)
-    if total > tuned.results_share * (capacity_bytes - sum(nbytes for _, nbytes in taken)):
-        return []
-    at = _rounded(int(capacity_bytes * tuned.clear_share), alignment)
-    for offset, nbytes in sorted(taken):
-        if offset >= at + total:
-            break
-        at = max(at, _rounded(offset + nbytes, alignment))
-    if at + total > capacity_bytes:
-        return []
-    return [at + before for before in itertools.accumulate(sizes, initial=0)][:-1]
-
-
-def _rounded(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment
+def _beside(plan: _core.Plan, workspace_bytes: int) -> int:
+    """Bytes beside the pool at the fullest moment of a plan."""
+    return plan.stats.peak_outside_bytes + workspace_bytes
 
 
 def is_worthwhile(policy: _core.Policy, budget_bytes: int | None) -> bool:

@@ -8,6 +8,7 @@ Thread rule: under the runtime's lock.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,6 +42,10 @@ def run_online(
 
     Returns:
       The results, then the last contents of each input that is a reference.
+
+    Raises:
+      BudgetExceededError: an operation does not fit, by what was learned of earlier calls or
+        without.
     """
     given = inputs.arrays
     stored = dataclasses.replace(inputs, arrays=[arrays.stored(x) for x in given])
@@ -49,6 +54,36 @@ def run_online(
     donated = [x for x, d in zip(given, residency.donated, strict=True) if d]
     if signature.lesson is None and is_worthwhile(runtime.policy, runtime.budget_bytes):
         signature.lesson = Lesson()
+    while True:
+        try:
+            values = _attempt(runtime, signature, given, residency.donated, interrupts)
+            break
+        except BudgetExceededError as error:
+            lesson = signature.lesson
+            followed = lesson is not None and lesson.refuse()
+            # Once more without what was learned, unless somebody would notice.
+            if followed and not interrupts.consumed and not signature.jaxpr.effects:
+                continue
+            error.say_donatable(is_donatable(signature))
+            raise
+    returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}
+    for x in donated:
+        if x.is_deleted():
+            continue
+        if not x.size or arrays.address_of(arrays.stored(x)) not in returned:
+            x.delete()
+    return values
+
+
+def _attempt(
+    runtime: Runtime,
+    signature: Signature,
+    given: Sequence[jax.Array],
+    is_donated: Sequence[bool],
+    interrupts: Interrupts,
+) -> list[jax.Array]:
+    """One session that runs the program, by what was learned of it; learns from it."""
+    donated = [x for x, d in zip(given, is_donated, strict=True) if d]
     # Half of what is learned may be old where something is raised meanwhile: then it is forgotten.
     lesson, signature.lesson = signature.lesson, None
     session = Session(runtime, interrupts, donated, lesson)
@@ -56,7 +91,7 @@ def run_online(
     try:
         cells: list[Any] = [
             wrapped(v.aval, session.donated_value_of(x) if d else session.value_of(x))
-            for v, x, d in zip(signature.jaxpr.invars, given, residency.donated, strict=True)
+            for v, x, d in zip(signature.jaxpr.invars, given, is_donated, strict=True)
         ]
         written = [x for x in cells if type(x) is RefCell]
         results = interpreter.call(session, signature.jaxpr, signature.constants, cells)
@@ -65,15 +100,6 @@ def run_online(
         signature.lesson = None
         session.learn()
         signature.lesson = lesson
-    except BudgetExceededError as error:
-        error.say_donatable(is_donatable(signature))
-        raise
     finally:
         session.close()
-    returned = {arrays.address_of(arrays.stored(x)) for x in values if x.size}
-    for x in donated:
-        if x.is_deleted():
-            continue
-        if not x.size or arrays.address_of(arrays.stored(x)) not in returned:
-            x.delete()
     return values
