@@ -41,3 +41,15 @@ def options_for_plans(platform: str, given: Mapping[str, Any] | None) -> dict[st
     disabled = [p for p in str(options.get(_DISABLED, "")).split(",") if p]
     disabled.append(_HARMFUL.get(platform, "rematerialization"))
     return {**options, _DISABLED: ",".join(disabled)}
+
+
+def quick_options(platform: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The compiler's options for a program that will not run, with the user's."""
+    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return {**(given or {}), **(quick if platform == "cpu" else {})}
+
+
+def device_count(compiled: jax.stages.Compiled) -> int:
+    """On how many devices a program runs."""
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return max((len(s.device_set) for s in shardings), default=1)

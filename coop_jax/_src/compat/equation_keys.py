@@ -49,6 +49,26 @@ def params_key(params: dict[str, Any]) -> Hashable:
     return tuple((k, _key(v)) for k, v in sorted(params.items()) if k not in _SKIPPED)
 
 
+def placed_params_key(params: dict[str, Any]) -> Hashable:
+    """As `params_key`, of programs over several devices: shardings count.
+
+    Nested jaxprs are equal only to themselves, as what they hold may differ in its shardings.
+    """
+    unplaced = {k: v for k, v in params.items() if k not in _SHARDINGS}
+    jaxprs = {k: v for k, v in unplaced.items() if isinstance(v, (ClosedJaxpr, Jaxpr))}
+    others = {k: v for k, v in unplaced.items() if k not in jaxprs}
+    return (
+        params_key(others),
+        tuple((k, _ById(v)) for k, v in sorted(jaxprs.items())),
+        tuple((k, params.get(k)) for k in _SHARDINGS),
+    )
+
+
+def placed_aval_key(aval: Any) -> Hashable:
+    """As `aval_key`, with the sharding that an abstract value has on a mesh in explicit mode."""
+    return aval_key(aval), getattr(aval, "sharding", None)
+
+
 def literal_key(value: Any) -> Hashable:
     """A hashable form of a literal: its bits, its dtype, its shape."""
     array = np.asarray(value)

@@ -257,6 +257,14 @@ def trace(
     return jaxpr, constants
 
 
-def spec_of(aval: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an abstract value."""
+def spec_of(aval: Any, *, placed: bool = False) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an abstract value; `placed`: its sharding, too, if it is on a mesh."""
+    if placed and is_on_mesh(aval):
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def is_on_mesh(aval: Any) -> bool:
+    """Whether an abstract value says how it lies on a mesh (explicit mode)."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and not sharding.mesh.empty

@@ -54,11 +54,16 @@ class MadeEquation:
 
 
 class KernelBuilder:
-    """Collects equations of a group, calls inlined, into kernel-local numbers."""
+    """Collects equations of a group, calls inlined, into kernel-local numbers.
 
-    def __init__(self, in_avals: Sequence[Any]):
+    `keeps_shardings`: of programs over several devices. Else equations are without the mesh of one
+    device that their results are laid on.
+    """
+
+    def __init__(self, in_avals: Sequence[Any], *, keeps_shardings: bool = False):
         self.equations: list[Equation] = []
         self._next = len(in_avals)
+        self._keeps_shardings = keeps_shardings
 
     def add(
         self,
@@ -74,7 +79,7 @@ class KernelBuilder:
         self.equations.append(
             Equation(
                 primitive,
-                equation_keys.unsharded(primitive, params),
+                params if self._keeps_shardings else equation_keys.unsharded(primitive, params),
                 context,
                 tuple(operands),
                 tuple(results),

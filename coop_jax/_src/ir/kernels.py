@@ -149,10 +149,14 @@ class Kernel:
 
 
 class KernelCache:
-    """Kernels of one device by structural key. Process-wide, as JAX's compilation caches are."""
+    """Kernels of one device by structural key. Process-wide, as JAX's compilation caches are.
 
-    def __init__(self, device: jax.Device):
+    Those that keep shardings are for programs over several devices (`coop_jax.jit`).
+    """
+
+    def __init__(self, device: jax.Device, *, keeps_shardings: bool = False):
         self.device = device
+        self.keeps_shardings = keeps_shardings
         self.profile = cost_model.profile_for(device.platform)
         self.lock = threading.RLock()
         self.compilations = 0
@@ -179,11 +183,14 @@ class KernelCache:
         only a part of its operands, and which operand its result may be written over.
         """
         context = contexts.current().of_kernels()
+        params_key, aval_key = equation_keys.params_key, equation_keys.aval_key
+        if self.keeps_shardings:
+            params_key, aval_key = equation_keys.placed_params_key, equation_keys.placed_aval_key
         key = (
             tuple(
                 (
                     e.primitive,
-                    equation_keys.params_key(e.params),
+                    params_key(e.params),
                     e.context,
                     tuple(
                         x
@@ -199,7 +206,7 @@ class KernelCache:
                 for e in equations
             ),
             tuple(outputs),
-            tuple(map(equation_keys.aval_key, in_avals)),
+            tuple(map(aval_key, in_avals)),
             moved_bytes,
             in_place_operands,
         )
@@ -255,7 +262,7 @@ class KernelCache:
                 numbers.append(atom)
             local.append(numbers.index(atom))
         in_avals = [aval_of(n) for n in numbers]
-        builder = KernelBuilder(in_avals)
+        builder = KernelBuilder(in_avals, keeps_shardings=self.keeps_shardings)
         body = None if opaque else jaxprs.call_body(eqn.primitive, eqn.params)
         if body is None:
             results: Sequence[Any] = range(len(numbers), len(numbers) + len(eqn.outvars))
@@ -278,9 +285,9 @@ class KernelCache:
     ) -> Kernel:
         """A kernel of a small JAX function of arrays, for operations that no equation names."""
         with wide.holding(wide=wide.any_wide(in_avals)):
-            specs = [jaxprs.spec_of(a) for a in in_avals]
+            specs = [jaxprs.spec_of(a, placed=self.keeps_shardings) for a in in_avals]
             jaxpr, constants = jaxprs.trace(lambda *xs: [function(*xs)], specs)
-        builder = KernelBuilder(in_avals)
+        builder = KernelBuilder(in_avals, keeps_shardings=self.keeps_shardings)
         outputs = builder.inline(jaxpr, constants, list(range(len(in_avals))))
         numbers = [x for x in outputs if isinstance(x, int)]
         return self.kernel(

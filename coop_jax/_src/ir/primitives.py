@@ -68,11 +68,27 @@ _MAY_CHANGE_NOTHING = frozenset(
 )
 
 
-def is_identity(primitive: Any, params: dict[str, Any], operand: Any, result: Any) -> bool:
-    """Whether the result's bits, shape and dtype are the operand's."""
+# Of them those that say how an array lies on several devices.
+_LAYS_OUT = frozenset(("sharding_constraint", "mesh_cast", "reshard", "pvary", "pcast"))
+
+
+def is_identity(
+    primitive: Any,
+    params: dict[str, Any],
+    operand: Any,
+    result: Any,
+    *,
+    keeps_shardings: bool = False,
+) -> bool:
+    """Whether the result's bits, shape and dtype are the operand's.
+
+    `keeps_shardings`: and, of programs over several devices, where they lie.
+    """
     name = primitive.name
     if name in _IDENTITIES:
-        return True
+        return not (keeps_shardings and name in _LAYS_OUT)
+    if keeps_shardings and jaxprs.is_on_mesh(result) and operand.sharding != result.sharding:
+        return False
     if name in _MAY_CHANGE_NOTHING:
         return bool(operand.shape == result.shape and operand.dtype == result.dtype) and (
             name != "transpose" or is_view(primitive, params, operand, result)

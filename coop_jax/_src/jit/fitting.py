@@ -84,13 +84,16 @@ def fit(
     capacity = int(budget_bytes * _FIRST_SHARE)
     with progress.progress_bar(_MOST_ATTEMPTS + 1, "planning and compiling") as bar:
         for _ in range(_MOST_ATTEMPTS):
-            needed = search.attempt(capacity)
+            attempt = search.attempt(capacity)
             bar.update()
-            if needed is None:
+            if attempt is None:
                 break
-            if needed <= budget_bytes:
+            if attempt.needed_bytes <= budget_bytes:
                 return search.found()
-            capacity = int(capacity * budget_bytes / needed * _CORRECTION)
+            # From what the plan has alive, which may be less than it was made for: so the next one
+            # is another one.
+            excess = attempt.needed_bytes / budget_bytes
+            capacity = int(attempt.predicted_bytes / excess * _CORRECTION)
         # The smallest plan there is, always the same: what a refusal names is what it needs.
         search.attempt(planner.least_capacity())
     return search.found()
@@ -110,23 +113,22 @@ class _Search(Generic[C]):
         assert self._last is not None
         return Fitted(tuple(self.attempts), *self._last)
 
-    def attempt(self, capacity_bytes: int) -> int | None:
-        """What XLA needs for the plan of a capacity; None without a plan."""
+    def attempt(self, capacity_bytes: int) -> Attempt | None:
+        """The plan of a capacity, compiled; None without a plan."""
         begin = time.perf_counter()
         planned = self._planner.plan(capacity_bytes)
         between = time.perf_counter()
         if planned is None:
             return None
         made, needed = self._compiled(planned)
-        self.attempts.append(
-            Attempt(
-                capacity_bytes,
-                planned.predicted_bytes,
-                needed,
-                planned.recompute_share,
-                between - begin,
-                time.perf_counter() - between,
-            )
+        attempt = Attempt(
+            capacity_bytes,
+            planned.predicted_bytes,
+            needed,
+            planned.recompute_share,
+            between - begin,
+            time.perf_counter() - between,
         )
+        self.attempts.append(attempt)
         self._last = planned, made
-        return needed
+        return attempt

@@ -14,6 +14,7 @@ from coop_jax._src.ir.equations import LiteralValue
 from coop_jax._src.ir.kernels import Kernel, KernelCache
 from coop_jax._src.ir.program import Operation, Program
 from coop_jax._src.lowering.build import build_program
+from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.planning import planner
 from coop_jax._src.planning.planner import PlanSettings
 
@@ -26,17 +27,25 @@ class Lowering:
       cache: where kernels live.
       opaque: primitives that stay one operation each.
       settings: what peaks are told with.
+      passes: which passes take place.
     """
 
     cache: KernelCache
     opaque: frozenset[str]
     settings: PlanSettings
+    passes: PassOptions
 
     def program(self, jaxpr: Any, donated: tuple[bool, ...]) -> Program:
         """A jaxpr with its constants as a program."""
         opened, constants = jaxprs.open_closed(jaxpr)
         return build_program(
-            opened, constants, donated, self.cache, fusion=True, opaque=self.opaque
+            opened,
+            constants,
+            donated,
+            self.cache,
+            fusion=True,
+            opaque=self.opaque,
+            passes=self.passes,
         )
 
 

@@ -13,7 +13,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,10 +21,12 @@ import jax
 from coop_jax import _core
 from coop_jax._src.ir import cost_model, primitives
 from coop_jax._src.ir.kernels import KernelCache
-from coop_jax._src.ir.program import Program
+from coop_jax._src.ir.program import Operation, Program
+from coop_jax._src.jit.local_sizes import localized, share_of, work_share
 from coop_jax._src.jit.loops import Lowering, workspace_bytes
 from coop_jax._src.jit.residual_rewrite import with_choices
 from coop_jax._src.jit.residuals import Choices, pairs_of
+from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.planning import planner, policies
 from coop_jax._src.planning.planner import PlanSettings, WorkspacePlanner
 from coop_jax._src.planning.policies import Policy
@@ -70,6 +72,8 @@ class ProgramPlanner:
       profile: of that device; what costs are.
       policy: how to plan.
       respect_checkpoints: whether what `jax.checkpoint` encloses stays as the user has it.
+      compile: compiles a function of the same inputs and outputs for all devices, where there are
+        several; None for one.
 
     Raises:
       NotImplementedError: the program reads or writes mutable arrays.
@@ -84,13 +88,22 @@ class ProgramPlanner:
         policy: Policy,
         *,
         respect_checkpoints: bool,
+        compile: Callable[[Callable[..., list[Any]]], Any] | None,
     ):
         opaque = primitives.CONTROL_FLOW | primitives.UNSUPPORTED
         if respect_checkpoints:
             opaque |= _CHECKPOINTS
         self._settings = PlanSettings(policy, profile.alignment_bytes, profile)
-        lowering = Lowering(KernelCache(device), opaque, self._settings)
+        passes = PassOptions.from_environment()
+        if compile is not None:  # they do not know where what they make would lie
+            passes = dataclasses.replace(
+                passes, rearrangement_sinking=False, transpose_folding=False
+            )
+        cache = KernelCache(device, keeps_shardings=compile is not None)
+        lowering = Lowering(cache, opaque, self._settings, passes)
         program = lowering.program(jaxpr, tuple(donated))
+        if compile is not None:
+            program = localized(program, compile)
         self._family = _Family(program, lowering)
 
     def plan(self, capacity_bytes: int) -> PlannedProgram | None:
@@ -120,9 +133,13 @@ class _Variant:
     def __init__(self, program: Program, again_seconds: float, lowering: Lowering):
         self.program = program
         self._again_seconds = again_seconds  # in loops, whatever is planned
-        self._work = planner.work_seconds(program, lowering.settings.profile)
+        whole = planner.work_seconds(program, lowering.settings.profile)
+        self._work = [
+            seconds * work_share(program, op)
+            for seconds, op in zip(whole, program.operations, strict=True)
+        ]
         self._residency = planner.first_residency(program)
-        self._needed = [workspace_bytes(op.kernel, lowering) for op in program.operations]
+        self._needed = [_workspace_bytes(program, op, lowering) for op in program.operations]
         self.all_seconds = sum(self._work) - again_seconds
 
     def plan(self, settings: PlanSettings, capacity_bytes: int) -> _core.Plan:
@@ -154,6 +171,13 @@ class _Variant:
             capacity_bytes,
             0,
         )
+
+
+def _workspace_bytes(program: Program, op: Operation, lowering: Lowering) -> int:
+    """On one device."""
+    nbytes = workspace_bytes(op.kernel, lowering)
+    storages = {program.values[v].storage for v in (*op.operands, *op.results)}
+    return int(nbytes * share_of(program, storages)) if nbytes else 0
 
 
 class _Family:

@@ -83,58 +83,107 @@ def make_program(
     plain = options.jitted(_guarded(options.convention, guard), options.compiler_options)
     with guard.opened():
         traced = plain.trace(*args, **kwargs)
-        needed = compiled_memory.needed_bytes(traced.lower().compile())
+        compiled = traced.lower().compile()
+    needed = compiled_memory.needed_bytes(compiled)
     budget = options.budget
     if isinstance(budget, float):
         budget = max(1, int(needed * budget))
     if budget is None or needed <= budget:
         return JittedProgram(plain, guard, PlanReport(budget, needed, needed))
-    return _planned(options, args, kwargs, traced, budget, needed)
+    return _Planning(options, args, kwargs, traced).program(compiled, budget)
 
 
-def _planned(
-    options: JitOptions,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    traced: jax.stages.Traced,
-    budget: int,
-    jit_bytes: int,
-) -> JittedProgram:
-    device = device_of(jax.tree.leaves((args, kwargs)))
-    planner = ProgramPlanner(
-        traced.jaxpr,
-        [info.donated for info in jax.tree.leaves(traced.args_info)],
-        device,
-        options.profile or cost_model.profile_for(device.platform),
-        options.policy,
-        respect_checkpoints=options.respect_checkpoints,
-    )
-    out_tree = jax.tree.structure(traced.out_info)
-    xla_options = compiled_memory.options_for_plans(device.platform, options.compiler_options)
+class _Planning:
+    """The planned program of a call.
 
-    def compiled(planned: PlannedProgram) -> tuple[tuple[Any, Guard], int]:
-        guard = Guard()
-        function = _following(options.convention, planned, out_tree, guard)
-        jitted = options.jitted(function, xla_options)
+    Args:
+      options: what the user says of the function.
+      args, kwargs: of the call.
+      traced: what JAX traced of it.
+    """
+
+    def __init__(
+        self,
+        options: JitOptions,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        traced: jax.stages.Traced,
+    ):
+        self._options, self._args, self._kwargs = options, args, kwargs
+        self._traced = traced
+        self._out_tree = jax.tree.structure(traced.out_info)
+        self._device = device_of(jax.tree.leaves((args, kwargs)))
+
+    def program(self, plain: jax.stages.Compiled, budget: int) -> JittedProgram:
+        """One that needs less than `plain`, what `jax.jit` makes of the function."""
+        options, device = self._options, self._device
+        planner = ProgramPlanner(
+            self._traced.jaxpr,
+            [info.donated for info in jax.tree.leaves(self._traced.args_info)],
+            device,
+            options.profile or cost_model.profile_for(device.platform),
+            options.policy,
+            respect_checkpoints=options.respect_checkpoints,
+            compile=self._compiled_quickly if compiled_memory.device_count(plain) > 1 else None,
+        )
+        needed = compiled_memory.needed_bytes(plain)
+        fitted = fit(planner, self._compiled, budget)
+        if fitted.needed_bytes > budget:
+            raise BudgetExceededError(_refusal(fitted, budget, needed))
+        planned, (jitted, guard) = fitted.planned, fitted.made
+        report = PlanReport(
+            budget,
+            needed,
+            fitted.needed_bytes,
+            planned.predicted_bytes,
+            fitted.attempts,
+            planned.remade.recomputations,
+            planned.recompute_share,
+            lines_of(planned),
+        )
+        return JittedProgram(jitted, guard, report)
+
+    def _compiled(self, planned: PlannedProgram) -> tuple[tuple[Any, Guard], int]:
+        """A plan under `jax.jit`, and what XLA needs for it."""
+        guard, program = Guard(), planned.remade.program
+        xla_options = compiled_memory.options_for_plans(
+            self._device.platform, self._options.compiler_options
+        )
+        function = self._called_alike(emitted(program), guard, first_read(program))
+        jitted = self._options.jitted(function, xla_options)
         with guard.opened():
-            made = jitted.lower(*args, **kwargs).compile()
+            made = jitted.lower(*self._args, **self._kwargs).compile()
         return (jitted, guard), compiled_memory.needed_bytes(made)
 
-    fitted = fit(planner, compiled, budget)
-    if fitted.needed_bytes > budget:
-        raise BudgetExceededError(_refusal(fitted, budget, jit_bytes))
-    planned, (jitted, guard) = fitted.planned, fitted.made
-    report = PlanReport(
-        budget,
-        jit_bytes,
-        fitted.needed_bytes,
-        planned.predicted_bytes,
-        fitted.attempts,
-        planned.remade.recomputations,
-        planned.recompute_share,
-        lines_of(planned),
-    )
-    return JittedProgram(jitted, guard, report)
+    def _compiled_quickly(self, function: Callable[..., list[Any]]) -> jax.stages.Compiled:
+        """A function of the inputs, for all devices; not to run."""
+        guard = Guard()
+        options = compiled_memory.quick_options(
+            self._device.platform, self._options.compiler_options
+        )
+        jitted = self._options.jitted(self._called_alike(function, guard, None), options)
+        with guard.opened():
+            made: jax.stages.Compiled = jitted.lower(*self._args, **self._kwargs).compile()
+        return made
+
+    def _called_alike(
+        self, function: Callable[..., list[Any]], guard: Guard, watched: int | None
+    ) -> Callable[..., Any]:
+        """A function of leaves as one of the user's arguments and results.
+
+        `watched` is the number of a leaf that it reads, for the guard.
+        """
+        convention, out_tree = self._options.convention, self._out_tree
+
+        @functools.wraps(convention.fn)
+        def following(*args: Any, **kwargs: Any) -> Any:
+            guard.check()
+            _, leaves, _ = convention.flatten(args, kwargs)
+            if watched is not None:
+                leaves[watched] = guard.watched(leaves[watched])
+            return jax.tree.unflatten(out_tree, function(*leaves))
+
+        return following
 
 
 def _refusal(fitted: Fitted[Any], budget: int, jit_bytes: int) -> CompiledBudgetReport:
@@ -156,22 +205,3 @@ def _guarded(convention: Convention, guard: Guard) -> Callable[..., Any]:
         return jax.tree.map(lambda x: given.get(id(x), x), flat(*watched))
 
     return guarded
-
-
-def _following(
-    convention: Convention, planned: PlannedProgram, out_tree: Any, guard: Guard
-) -> Callable[..., Any]:
-    """A function of the same arguments and results that follows a plan."""
-    program = planned.remade.program
-    function = emitted(program)
-    first = first_read(program)
-
-    @functools.wraps(convention.fn)
-    def following(*args: Any, **kwargs: Any) -> Any:
-        guard.check()
-        _, leaves, _ = convention.flatten(args, kwargs)
-        if first is not None:
-            leaves[first] = guard.watched(leaves[first])
-        return jax.tree.unflatten(out_tree, function(*leaves))
-
-    return following

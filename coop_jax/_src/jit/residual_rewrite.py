@@ -16,6 +16,7 @@ from coop_jax._src.ir import cost_model
 from coop_jax._src.ir.equations import LiteralValue
 from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
 from coop_jax._src.jit.emission import Emitter
+from coop_jax._src.jit.local_sizes import share_of
 from coop_jax._src.jit.loops import Lowering, ScanOperation
 from coop_jax._src.jit.residuals import Choice, Pair
 
@@ -27,7 +28,9 @@ def with_choices(
     operations = list(program.operations)
     values, storages = list(program.values), list(program.storages)
     for pair, choice in chosen:
-        rewrite = _Rewrite(pair, choice, values, storages, lowering)
+        replaced = {program.values[pair.scan.stacked_results[k]].storage for k in pair.residuals}
+        share = share_of(program, replaced)
+        rewrite = _Rewrite(pair, choice, values, storages, lowering, share)
         operations[pair.forward] = rewrite.forward()
         operations[pair.backward] = rewrite.backward()
     return dataclasses.replace(
@@ -54,11 +57,14 @@ class _Rewrite:
         values: list[Value],
         storages: list[Storage],
         lowering: Lowering,
+        share: float,
     ):
         self._pair, self._choice = pair, choice
         self._values, self._storages = values, storages
         self._lowering = lowering
         self._body = pair.scan.body
+        # On several devices new stacks are divided about as those are that they replace.
+        self._share = share
         self._first: dict[int, int] = {}  # of each storage of the body the value that holds it
         for v in (
             *self._body.inputs,
@@ -77,7 +83,8 @@ class _Rewrite:
         aval = arrays.aval_like((length, *row.shape), row.dtype)
         number = len(self._values)
         self._values.append(Value(len(self._storages), aval))
-        self._storages.append(Storage(cost_model.nbytes(aval), False, (number,)))
+        nbytes = int(cost_model.nbytes(aval) * self._share)
+        self._storages.append(Storage(nbytes, False, (number,)))
         return number
 
     def forward(self) -> Operation:

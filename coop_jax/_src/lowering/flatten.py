@@ -160,7 +160,10 @@ class Flattener(Walk):
                     return [found]
             if isinstance(first, int):
                 out = eqn.outvars[0].aval
-                if primitives.is_identity(eqn.primitive, eqn.params, self.avals[first], out):
+                placed = self.cache.keeps_shardings
+                if primitives.is_identity(
+                    eqn.primitive, eqn.params, self.avals[first], out, keeps_shardings=placed
+                ):
                     return [first]
                 if primitives.is_replacement(eqn.primitive, [x.aval for x in eqn.invars]):
                     return [operands[1]]
@@ -168,6 +171,7 @@ class Flattener(Walk):
                     primitives.is_view(eqn.primitive, eqn.params, self.avals[first], out)
                     and self._may_view(first)
                     and self.can_lie_in_pool(out)
+                    and not (placed and jaxprs.is_on_mesh(out))
                 ):
                     return [self.new(out, view_of=first)]
         return self._operation(eqn, operands)
