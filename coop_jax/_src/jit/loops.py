@@ -6,7 +6,10 @@ Thread rule: functions of their arguments. Cost: linear in the body, once for ea
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.ir import cost_model
@@ -122,6 +125,76 @@ def workspace_bytes(kernel: Kernel, lowering: Lowering) -> int:
     return most
 
 
-def nbytes(program: Program, value: int) -> int:
-    """Bytes of a value."""
-    return cost_model.nbytes(program.values[value].aval)
+def with_body(scan: ScanOperation, body: Callable[..., list[Any]], lowering: Lowering) -> Operation:
+    """The operation with another body, from constants, carry and rows to carry and rows."""
+    count = scan.parts.num_carry
+    avals = dict(zip(scan.op.operands, scan.op.kernel.in_avals, strict=True))
+
+    def function(*operands: Any) -> list[Any]:
+        consts, carry, xs = divided(scan, operands)
+
+        def iteration(c: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            made = body(*consts, *c, *x)
+            return made[:count], made[count:]
+
+        last, rows = scanned(scan, iteration, carry, xs)
+        return [*last, *rows]
+
+    return rebuilt(scan.op, function, scan.operands, scan.results, avals.__getitem__, lowering)
+
+
+def divided(
+    scan: ScanOperation, operands: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """Its constants, carry and stacked operands."""
+    consts, carry = scan.parts.num_consts, scan.parts.num_carry
+    return operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
+
+
+def scanned(
+    scan: ScanOperation,
+    iteration: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]],
+    carry: Sequence[Any],
+    xs: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """The scan with another body, under the current trace: the last carry, the rows."""
+    last, rows = jax.lax.scan(
+        iteration,
+        list(carry),
+        list(xs),
+        length=scan.parts.length,
+        reverse=scan.parts.reverse,
+        unroll=scan.params.get("unroll", 1),
+    )
+    return list(last), list(rows)
+
+
+def rebuilt(
+    op: Operation,
+    function: Callable[..., list[Any]],
+    operands: Sequence[int | LiteralValue],
+    results: Sequence[int],
+    aval_of: Callable[[int], Any],
+    lowering: Lowering,
+) -> Operation:
+    """An operation that computes something else: `function` of operands, values or literals."""
+    numbers = list(dict.fromkeys(x for x in operands if isinstance(x, int)))
+
+    def of_numbers(*given: Any) -> list[Any]:
+        known = dict(zip(numbers, given, strict=True))
+        return function(*(known[x] if isinstance(x, int) else x.value for x in operands))
+
+    kernel = lowering.cache.from_function(of_numbers, [aval_of(v) for v in numbers])
+    over = dict(zip(op.results, op.in_place, strict=True))
+    in_place = []
+    for value in results:
+        operand = over.get(value, -1)
+        before = op.operands[operand] if operand >= 0 else None
+        in_place.append(numbers.index(before) if before in numbers else -1)
+    return dataclasses.replace(
+        op,
+        kernel=kernel,
+        operands=tuple(numbers),
+        results=tuple(results),
+        in_place=tuple(in_place),
+    )

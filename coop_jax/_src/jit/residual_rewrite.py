@@ -6,7 +6,7 @@ Thread rule: functions of their arguments. Cost: JAX's, of tracing the bodies of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from coop_jax._src.ir.equations import LiteralValue
 from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
 from coop_jax._src.jit.emission import Emitter
 from coop_jax._src.jit.local_sizes import share_of
-from coop_jax._src.jit.loops import Lowering, ScanOperation
+from coop_jax._src.jit.loops import Lowering, divided, rebuilt, scanned
 from coop_jax._src.jit.residuals import Choice, Pair
 
 
@@ -96,7 +96,7 @@ class _Rewrite:
         needed = _needed(body, [*body.outputs[: parts.num_carry], *made_rows, *self._row_values])
 
         def function(*operands: Any) -> list[Any]:
-            consts, carry, xs = _divided(scan, operands)
+            consts, carry, xs = divided(scan, operands)
 
             def iteration(c: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
                 emitter = Emitter(body)
@@ -108,7 +108,7 @@ class _Rewrite:
                 rows += [emitter.get(v) for v in self._row_values]
                 return [emitter.result(v) for v in carried_out], rows
 
-            last, rows = _scan(scan, iteration, carry, xs)
+            last, rows = scanned(scan, iteration, carry, xs)
             return [*last, *rows]
 
         results = [
@@ -116,7 +116,7 @@ class _Rewrite:
             *(scan.stacked_results[k] for k in self._staying),
             *self._stacks,
         ]
-        return self._operation(scan, function, scan.operands, results)
+        return rebuilt(scan.op, function, scan.operands, results, self._aval, self._lowering)
 
     def backward(self) -> Operation:
         """The backward scan."""
@@ -169,10 +169,15 @@ class _Rewrite:
                 count = reader.parts.num_carry
                 return list(results[:count]), list(results[count:])
 
-            last, made = _scan(reader, iteration, carry, xs)
+            last, made = scanned(reader, iteration, carry, xs)
             return [*last, *made]
 
-        return self._operation(reader, function, operands, list(reader.results))
+        return rebuilt(
+            reader.op, function, operands, list(reader.results), self._aval, self._lowering
+        )
+
+    def _aval(self, value: int) -> Any:
+        return self._values[value].aval
 
     def _wanted_values(self) -> list[int]:
         body, parts = self._body, self._pair.scan.parts
@@ -188,60 +193,6 @@ class _Rewrite:
             if storage in self._choice.pinned:
                 found.setdefault(storage, (value, scan.stacked_results[k]))
         return list(found.values())
-
-    def _operation(
-        self,
-        old: ScanOperation,
-        function: Callable[..., list[Any]],
-        operands: Sequence[int | LiteralValue],
-        results: Sequence[int],
-    ) -> Operation:
-        numbers = list(dict.fromkeys(x for x in operands if isinstance(x, int)))
-
-        def of_numbers(*arrays_of: Any) -> list[Any]:
-            known = dict(zip(numbers, arrays_of, strict=True))
-            return function(*(known[x] if isinstance(x, int) else x.value for x in operands))
-
-        avals = [self._values[v].aval for v in numbers]
-        kernel = self._lowering.cache.from_function(of_numbers, avals)
-        over = dict(zip(old.op.results, old.op.in_place, strict=True))
-        in_place = []
-        for value in results:
-            operand = over.get(value, -1)
-            before = old.op.operands[operand] if operand >= 0 else None
-            in_place.append(numbers.index(before) if before in numbers else -1)
-        return dataclasses.replace(
-            old.op,
-            kernel=kernel,
-            operands=tuple(numbers),
-            results=tuple(results),
-            in_place=tuple(in_place),
-        )
-
-
-def _divided(
-    scan: ScanOperation, operands: Sequence[Any]
-) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    consts, carry = scan.parts.num_consts, scan.parts.num_carry
-    return operands[:consts], operands[consts : consts + carry], operands[consts + carry :]
-
-
-def _scan(
-    scan: ScanOperation,
-    iteration: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]],
-    carry: Sequence[Any],
-    xs: Sequence[Any],
-) -> tuple[list[Any], list[Any]]:
-    """The scan with another body."""
-    last, rows = jax.lax.scan(
-        iteration,
-        list(carry),
-        list(xs),
-        length=scan.parts.length,
-        reverse=scan.parts.reverse,
-        unroll=scan.params.get("unroll", 1),
-    )
-    return list(last), list(rows)
 
 
 def _after(
