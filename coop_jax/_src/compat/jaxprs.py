@@ -180,6 +180,13 @@ def strong(value: Any) -> Any:
     return value
 
 
+def as_weak_as(value: Any, aval: Any) -> Any:
+    """The value, weakly typed if the abstract value of the same dtype is."""
+    if getattr(aval, "weak_type", False) and not _core.typeof(value).weak_type:
+        return _lax._convert_element_type(value, value.dtype, weak_type=True)
+    return value
+
+
 def current_context() -> Any:
     """The equation context (matmul precision, key generator flags...) in force now."""
     return _core.JaxprEqnContext()

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from coop_jax._src.compat import compiled_memory
+from coop_jax._src.compat import compiled_memory, jaxprs, processes
 from coop_jax._src.compat.guards import Guard
 from coop_jax._src.ir import cost_model
 from coop_jax._src.jit.emission import emitted, first_read
@@ -85,12 +85,25 @@ def make_program(
         traced = plain.trace(*args, **kwargs)
         compiled = traced.lower().compile()
     needed = compiled_memory.needed_bytes(compiled)
+    together = processes.spans_processes(compiled)
+    if together:
+        _check_agreement(f"{options.budget} {needed} {options.respect_checkpoints}", "budgets")
     budget = options.budget
     if isinstance(budget, float):
         budget = max(1, int(needed * budget))
     if budget is None or needed <= budget:
         return JittedProgram(plain, guard, PlanReport(budget, needed, needed))
-    return _Planning(options, args, kwargs, traced).program(compiled, budget)
+    planning = _Planning(options, args, kwargs, traced, together=together)
+    return planning.program(compiled, budget)
+
+
+def _check_agreement(text: str, what: str) -> None:
+    if not processes.agree(text):
+        raise RuntimeError(
+            f"coop_jax.jit: the processes that run this program together have different {what}."
+            " They must call the same function, with arguments of the same shapes and the same"
+            " budget, on devices of the same kind, under the same versions and environment."
+        )
 
 
 class _Planning:
@@ -100,6 +113,7 @@ class _Planning:
       options: what the user says of the function.
       args, kwargs: of the call.
       traced: what JAX traced of it.
+      together: whether several processes run it, which have to make the same plan.
     """
 
     def __init__(
@@ -108,9 +122,11 @@ class _Planning:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         traced: jax.stages.Traced,
+        *,
+        together: bool,
     ):
         self._options, self._args, self._kwargs = options, args, kwargs
-        self._traced = traced
+        self._traced, self._together = traced, together
         self._out_tree = jax.tree.structure(traced.out_info)
         self._device = device_of(jax.tree.leaves((args, kwargs)))
 
@@ -146,6 +162,9 @@ class _Planning:
     def _compiled(self, planned: PlannedProgram) -> tuple[tuple[Any, Guard], int]:
         """A plan under `jax.jit`, and what XLA needs for it."""
         guard, program = Guard(), planned.remade.program
+        if self._together:
+            labels = [op.kernel.label for op in program.operations]
+            _check_agreement(f"{planned.remade.origins} {labels}", "plans")
         xla_options = compiled_memory.options_for_plans(
             self._device.platform, self._options.compiler_options
         )
@@ -174,6 +193,7 @@ class _Planning:
         `watched` is the number of a leaf that it reads, for the guard.
         """
         convention, out_tree = self._options.convention, self._out_tree
+        out_avals = self._traced.jaxpr.out_avals
 
         @functools.wraps(convention.fn)
         def following(*args: Any, **kwargs: Any) -> Any:
@@ -181,7 +201,8 @@ class _Planning:
             _, leaves, _ = convention.flatten(args, kwargs)
             if watched is not None:
                 leaves[watched] = guard.watched(leaves[watched])
-            return jax.tree.unflatten(out_tree, function(*leaves))
+            results = map(jaxprs.as_weak_as, function(*leaves), out_avals)
+            return jax.tree.unflatten(out_tree, results)
 
         return following
 

@@ -1,0 +1,245 @@
+"""`coop_jax.jit` on loops: scans stay scans, what they stack is chosen, bodies are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coop_jax
+
+LAYERS, WIDTH, ROWS = 12, 32, 256
+
+
+def layer(x: Any, w: Any) -> Any:
+    """Two products and elementwise work between them; `w` is (up, down)."""
+    normed = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+    return x + jax.nn.gelu(normed @ w[0]) @ w[1]
+
+
+def stacked() -> tuple[jax.Array, jax.Array]:
+    first, second = jax.random.split(jax.random.key(0))
+    return (
+        0.1 * jax.random.normal(first, (LAYERS, WIDTH, 4 * WIDTH)),
+        0.1 * jax.random.normal(second, (LAYERS, 4 * WIDTH, WIDTH)),
+    )
+
+
+def batch() -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
+
+
+def train(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def step(params: Any, *args: Any) -> tuple[Any, Any]:
+        value, grads = jax.value_and_grad(loss)(params, *args)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    return step
+
+
+def plain(params: Any, x: Any) -> Any:
+    return (jax.lax.scan(lambda x, w: (layer(x, w), None), x, params)[0] ** 2).mean()
+
+
+def backwards(params: Any, x: Any) -> Any:
+    scan = jax.lax.scan(lambda x, w: (layer(x, w), None), x, params, reverse=True)
+    return (scan[0] ** 2).mean()
+
+
+def unrolled(params: Any, x: Any) -> Any:
+    scan = jax.lax.scan(lambda x, w: (layer(x, w), None), x, params, unroll=3)
+    return (scan[0] ** 2).mean()
+
+
+def with_outputs(params: Any, x: Any) -> Any:
+    """What an iteration makes is wanted beside what the backward scan reads."""
+    x, rows = jax.lax.scan(lambda x, w: (layer(x, w), x.sum(0)), x, params)
+    return (x**2).mean() + (rows**2).mean()
+
+
+def with_constants(params: Any, x: Any) -> Any:
+    """A fixed carry, an array that is closed over, a counter."""
+    mask = jnp.tril(jnp.ones((WIDTH, WIDTH)))
+
+    def body(carry: Any, w: Any) -> Any:
+        n, scale, x = carry
+        return (n + 1, scale, layer(x @ mask * scale + n * 0.01, w)), None
+
+    carry = (jnp.int32(0), jnp.float32(0.3), x)
+    return (jax.lax.scan(body, carry, params)[0][2] ** 2).mean()
+
+
+def dropped(params: Any, x: Any, key: Any) -> Any:
+    def body(x: Any, row: Any) -> Any:
+        w, k = row
+        x = layer(x, w)
+        return jnp.where(jax.random.bernoulli(k, 0.9, x.shape), x / 0.9, 0), None
+
+    keys = jax.random.split(key, LAYERS)
+    return (jax.lax.scan(body, x, (params, keys))[0] ** 2).mean()
+
+
+def twice(params: Any, x: Any) -> Any:
+    """Two scans, one after the other, of the same weights."""
+    for _ in range(2):
+        x, _ = jax.lax.scan(lambda x, w: (layer(x, w), None), x, params)
+    return (x**2).mean()
+
+
+def nested(params: Any, x: Any) -> Any:
+    groups = jax.tree.map(lambda w: w.reshape(3, LAYERS // 3, *w.shape[1:]), params)
+
+    def group(x: Any, ws: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0], None
+
+    return (jax.lax.scan(group, x, groups)[0] ** 2).mean()
+
+
+def custom(params: Any, x: Any) -> Any:
+    @jax.custom_vjp
+    def clipped(x: Any) -> Any:
+        return jnp.clip(x, -2, 2)
+
+    clipped.defvjp(
+        lambda x: (clipped(x), (x,)), lambda r, g: (jnp.where(abs(r[0]) < 2, g, 0.1 * g),)
+    )
+    scan = jax.lax.scan(lambda x, w: (clipped(layer(x, w)), None), x, params)
+    return (scan[0] ** 2).mean()
+
+
+def remembered(params: Any, x: Any) -> Any:
+    """A recurrence over rows: what is carried changes, a few weights are constant."""
+    up, down = params[0][0], params[1][0]
+
+    def cell(h: Any, row: Any) -> Any:
+        h = jnp.tanh(row @ up + h) * 0.9
+        return h, h @ down
+
+    return (jax.lax.scan(cell, jnp.zeros(4 * WIDTH), x)[1] ** 2).mean()
+
+
+LOSSES = [
+    plain,
+    backwards,
+    unrolled,
+    with_outputs,
+    with_constants,
+    dropped,
+    twice,
+    nested,
+    custom,
+    remembered,
+]
+
+
+def arguments(loss: Callable[..., Any]) -> tuple[Any, ...]:
+    args = (stacked(), batch())
+    return (*args, jax.random.key(2)) if loss is dropped else args
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_what_scans_stack_is_within_the_budget(loss: Callable[..., Any], share: float) -> None:
+    step, args = train(loss), arguments(loss)
+    planned = coop_jax.jit(step, budget=share)
+    try:
+        report = planned.plan(*args)
+    except coop_jax.BudgetExceededError as error:  # where parameters are most of it
+        planned = coop_jax.jit(step, budget=error.report.smallest_budget_bytes)
+        report = planned.plan(*args)
+    assert report.needed_bytes <= report.budget_bytes  # type: ignore[operator]
+    assert report.recompute_share > 0
+    assert_close(planned(*args), jax.jit(step)(*args))
+
+
+def test_a_scan_stays_a_scan() -> None:
+    args = arguments(plain)
+    planned = coop_jax.jit(train(plain), budget=0.5)
+    text, other = planned.lower(*args).as_text(), jax.jit(train(plain)).lower(*args).as_text()
+    assert text.count("stablehlo.while") == other.count("stablehlo.while") == 2
+    assert len(text.splitlines()) < 1.5 * len(other.splitlines())
+
+
+def test_all_that_is_stacked_may_go() -> None:
+    """Down to what `jax.checkpoint` on the body needs: what enters each iteration."""
+    args = arguments(plain)
+
+    def checkpointed(params: Any, x: Any) -> Any:
+        body = jax.checkpoint(lambda x, w: (layer(x, w), None))
+        return (jax.lax.scan(body, x, params)[0] ** 2).mean()
+
+    options = None
+    if jax.__version_info__ < (0, 11):  # else XLA's CPU compiler undoes checkpoints
+        options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    step = jax.jit(train(checkpointed), compiler_options=options)
+    memory = step.lower(*args).compile().memory_analysis()
+    need = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    report = coop_jax.jit(train(plain), budget=int(1.03 * need)).plan(*args)
+    assert report.needed_bytes <= 1.03 * need
+
+
+def test_effects_in_a_scan_run_once() -> None:
+    seen: list[int] = []
+
+    def noisy(params: Any, x: Any) -> Any:
+        def body(x: Any, row: Any) -> Any:
+            n, w = row
+            jax.debug.callback(lambda n: seen.append(int(n)), n, ordered=True)
+            return layer(x, w), None
+
+        return (jax.lax.scan(body, x, (jnp.arange(LAYERS), params))[0] ** 2).mean()
+
+    planned = coop_jax.jit(train(noisy), budget=0.6)
+    args = arguments(plain)
+    assert planned.plan(*args).recompute_share > 0
+    assert_close(planned(*args), jax.jit(train(plain))(*args))
+    jax.effects_barrier()
+    assert seen == list(range(LAYERS))
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_the_body_of_a_loop_over_microbatches_is_planned(scanned: bool) -> None:
+    def one(params: Any, x: Any) -> Any:
+        if scanned:
+            return plain(params, x)
+        for n in range(LAYERS):
+            x = layer(x, jax.tree.map(lambda w, n=n: w[n], params))
+        return (x**2).mean()
+
+    def step(params: Any, xs: Any) -> tuple[Any, Any]:
+        def micro(total: Any, x: Any) -> Any:
+            value, grads = jax.value_and_grad(one)(params, x)
+            return jax.tree.map(jnp.add, total, grads), value
+
+        return jax.lax.scan(micro, jax.tree.map(jnp.zeros_like, params), xs)
+
+    args = (stacked(), jax.random.normal(jax.random.key(4), (3, 4 * ROWS, WIDTH)))
+    planned = coop_jax.jit(step, budget=0.6)
+    report = planned.plan(*args)
+    assert report.needed_bytes <= report.budget_bytes  # type: ignore[operator]
+    assert report.recompute_share > 0
+    assert_close(planned(*args), jax.jit(step)(*args))
+    assert planned.lower(*args).as_text().count("stablehlo.while") == 1 + 2 * scanned
+
+
+def test_second_derivatives() -> None:
+    def curvature(params: Any, x: Any) -> Any:
+        def along(p: Any) -> Any:
+            return jax.tree.reduce(jnp.add, jax.tree.map(jnp.vdot, jax.grad(plain)(p, x), params))
+
+        return jax.grad(along)(params)
+
+    planned = coop_jax.jit(curvature, budget=0.8)
+    args = arguments(plain)
+    assert planned.plan(*args).attempts
+    assert_close(planned(*args), jax.jit(curvature)(*args))
