@@ -528,3 +528,27 @@ def test_who_gives_up_lets_go_of_what_was_held() -> None:
         gave_up.append(signature.lesson.history.gave_up)
     assert gave_up == [False, True, True, True]
     assert not signature.lesson._refused
+
+
+@pytest.mark.unless_forced("nothing is learned then")
+@pytest.mark.usefixtures("hold_all")
+def test_where_there_is_no_room_beside_the_pool_what_was_held_goes() -> None:
+    """1200 small values, of which few are needed at once, in a budget that has room for 1024."""
+    row = ROW[:32]
+
+    def step(row: jax.Array) -> jax.Array:
+        total = row
+        for n in range(400):
+            total = total + jnp.sin(row * n)
+        return total
+
+    expected = coop_jax.remat_eager(step)(row)
+    step_within = coop_jax.remat_eager(step, budget="128KiB", policy=lookahead())
+    gave_up = []
+    for _ in range(3):
+        assert_same_bits(step_within(row), expected)
+        (lesson,) = step_within._lessons._known.values()
+        gave_up.append(lesson.history.gave_up)
+    assert gave_up == [False, True, True]
+    assert not lesson._refused
+    assert step_within.runtime.stats().peak_bytes <= step_within.runtime.budget_bytes
