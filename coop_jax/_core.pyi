@@ -862,6 +862,12 @@ class SessionCore(Engine):
     def reserve_room(self, session: SessionCallbacks, nbytes: int) -> bool:
         """Keep blocks of the pool free; False where there is no room (see ``failure``)."""
 
+    def give_up(self) -> bool:
+        """Follow nothing that was recorded any more, and release what was held for it.
+
+        False if nothing was followed.
+        """
+
     def hint(self, storage: int) -> None:
         """Say that one of the storage's values is most likely not read again."""
 

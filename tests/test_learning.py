@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src.planning import recorded_calls, result_layout
+from coop_jax._src.planning import constants, recorded_calls, result_layout
+from coop_jax._src.planning.local_search import Hints
 
 LAYERS, WIDTH, BATCH = 12, 64, 256
 State = tuple[jax.Array, jax.Array]
@@ -424,3 +426,129 @@ def test_the_call_after_one_that_was_misled_goes_without(monkeypatch: pytest.Mon
             assert_same_bits(step(ROW), expected)
     assert misled
     assert step.runtime.memory().pool.live_blocks() == []
+
+
+@pytest.mark.unless_forced("the limit is not for that")
+def test_plans_keep_the_limit_of_recomputations(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    planned = recorded_calls.Lesson._planned
+
+    def recorded(*args: Any) -> Any:
+        asked.append((*args, planned(*args)))
+        return asked[-1][-1]
+
+    monkeypatch.setattr(recorded_calls.Lesson, "_planned", recorded)
+    gradient = jax.grad(lambda w, x: mean_square(w, x, layers=300))
+    args = initial()[0], X[:WIDTH]
+    budget = part(gradient, *args, share=0.04)
+    runtime = coop_jax.Runtime(budget, coop_jax.Policy("lookahead", search_effort=0))
+    step = coop_jax.remat_eager(gradient, runtime=runtime)
+    for _ in range(2):
+        step(*args)
+    ((lesson, settings, *rest, found),) = asked
+    assert settings.max_recompute == runtime.max_recompute
+    stats = found.plan.stats
+    assert found.plan.feasible
+    # Of a limit, 1024 are allowed besides.
+    assert stats.recomputations > 1024
+    less = (stats.recomputations - 1024 - 1) / stats.operations
+    tight = planned(lesson, dataclasses.replace(settings, max_recompute=less), *rest).plan
+    assert not tight.feasible or tight.stats.recomputations < stats.recomputations
+
+
+@pytest.mark.unless_forced("nothing is learned then")
+@pytest.mark.parametrize("share", [0.42, 0.44])
+def test_results_go_nowhere_in_particular_where_no_plan_would_fit(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    def in_the_way(history: Any, *_: Any) -> Hints:
+        asked.append(history)  # to plan for the second call, and after it
+        places = [-1] * history.storage_count
+        in_pool = {storage for kind in history.kinds for storage in kind}
+        for number, storage in enumerate(sorted(in_pool.intersection(history.outputs))):
+            places[storage] = 49_152 + number * 32_768
+        return Hints(places=places)
+
+    asked: list[Any] = []
+    monkeypatch.setattr(recorded_calls, "layout", in_the_way)
+    # However long it recomputes, by the clock.
+    monkeypatch.setattr(
+        constants, "TUNED", dataclasses.replace(constants.TUNED, tight_share=math.inf)
+    )
+    budget = part(with_small_values, ROW, share=share)
+    expected = coop_jax.remat_eager(with_small_values)(ROW)
+    step = coop_jax.remat_eager(with_small_values, budget=budget, policy=lookahead())
+    kept = step(ROW)[1]  # so that the next call finds another state of the pool
+    assert_same_bits(kept, expected[1])
+    assert_same_bits(step(ROW), expected)
+    assert asked
+    (lesson,) = step._lessons._known.values()
+    assert not lesson._refused
+    assert step.runtime.stats().peak_bytes <= budget
+
+
+@pytest.fixture
+def hold_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has calls that follow what is known hold every value to their end."""
+    begin = recorded_calls.Lesson.begin
+
+    def held(self: recorded_calls.Lesson, *args: Any) -> Any:
+        policy = begin(self, *args)
+        if self.follows and self.history.storage_count:
+            to_the_end = [max(self.history.made_by)] * self.history.storage_count
+            self.history.advise([], [], [], to_the_end)
+        return policy
+
+    monkeypatch.setattr(recorded_calls.Lesson, "begin", held)
+
+
+@pytest.mark.unless_forced("nothing is learned then")
+@pytest.mark.usefixtures("hold_all")
+def test_who_gives_up_lets_go_of_what_was_held() -> None:
+    """Of a donated array, too, which no eviction can free: six more of its size just fit."""
+
+    def step(x: jax.Array, row: jax.Array) -> jax.Array:
+        start = 0 * x.sum()
+        one = jax.lax.while_loop(
+            lambda n: n < 0.5, lambda n: n + 1 + 0 * jnp.tanh(x @ x).sum(), start
+        )
+        parts = [f(row[:, None] * row) for f in (jnp.sin, jnp.cos, jnp.tanh)]
+        return jnp.concatenate(parts)[: x.shape[0]] * one
+
+    runtime = coop_jax.Runtime("416KiB", lookahead())
+    run = coop_jax.run(step, donate_argnums=0, runtime=runtime, fusion=False)
+    outer = coop_jax.run(lambda row: row[:, None] * row, runtime=runtime, fusion=False)
+    state = outer(ROW)
+    expected = np.sin(ROW[:, None] * ROW)
+    gave_up = []
+    for _ in range(4):
+        state = run(state, ROW)
+        np.testing.assert_allclose(state, expected, rtol=1e-5)
+        (signature,) = run._signatures.values()
+        gave_up.append(signature.lesson.history.gave_up)
+    assert gave_up == [False, True, True, True]
+    assert not signature.lesson._refused
+
+
+@pytest.mark.unless_forced("nothing is learned then")
+@pytest.mark.usefixtures("hold_all")
+def test_where_there_is_no_room_beside_the_pool_what_was_held_goes() -> None:
+    """1200 small values, of which few are needed at once, in a budget that has room for 1024."""
+    row = ROW[:32]
+
+    def step(row: jax.Array) -> jax.Array:
+        total = row
+        for n in range(400):
+            total = total + jnp.sin(row * n)
+        return total
+
+    expected = coop_jax.remat_eager(step)(row)
+    step_within = coop_jax.remat_eager(step, budget="128KiB", policy=lookahead())
+    gave_up = []
+    for _ in range(3):
+        assert_same_bits(step_within(row), expected)
+        (lesson,) = step_within._lessons._known.values()
+        gave_up.append(lesson.history.gave_up)
+    assert gave_up == [False, True, True]
+    assert not lesson._refused
+    assert step_within.runtime.stats().peak_bytes <= step_within.runtime.budget_bytes

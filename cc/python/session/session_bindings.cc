@@ -145,6 +145,7 @@ void BindSession(nb::module_& module) {
       .def("run", &SessionCore::Run, nb::arg("session"), nb::arg("prepared"), nb::arg("operands"))
       .def("bring", &SessionCore::Bring, nb::arg("session"), nb::arg("storage"))
       .def("reserve_room", &SessionCore::ReserveRoom, nb::arg("session"), nb::arg("nbytes"))
+      .def("give_up", &SessionCore::GiveUp)
       .def("hint", &SessionCore::Hint, nb::arg("storage"))
       .def("collect", &SessionCore::CollectDead)
       .def("make_permanent", &SessionCore::MakePermanent, nb::arg("storage"))

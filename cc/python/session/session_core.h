@@ -101,6 +101,8 @@ class SessionCore : public PyEngine {
   void Bring(nanobind::handle session, StorageId storage);
   // False where there is no room (see the engine's failure).
   bool ReserveRoom(nanobind::handle session, int64_t bytes);
+  // Follows nothing any more, and holds nothing for it; false where nothing was followed.
+  bool GiveUp();
   // Most likely nothing reads the storage again: once for each of its values, then its memory goes.
   void Hint(StorageId storage);
   // Releases storages whose Values are gone.
@@ -209,8 +211,6 @@ class SessionCore : public PyEngine {
   [[nodiscard]] bool Ask(const auto& request) {
     return request() || (GiveUp() && request()) || (GiveBackRoom() && request());
   }
-  // Follows nothing any more, and holds nothing for it; false where nothing was followed.
-  bool GiveUp();
   // Room is reserved in steps: gives back what is not needed now; false where that is nothing.
   bool GiveBackRoom();
   void Release(StorageId storage);

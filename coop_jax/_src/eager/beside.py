@@ -36,6 +36,8 @@ class Beside:
     ) -> None:
         """Keeps room for what lies outside the pool now, and for so much more.
 
+        Where there is none by what was learned, the call goes on without that.
+
         Raises:
           BudgetExceededError: there is none.
         """
@@ -48,6 +50,9 @@ class Beside:
             self.count_peak()  # from now on there is more room beside the pool
         step = min(_STEP_BYTES, int(self._runtime.capacity_bytes() * _STEP_SHARE))
         if not core.reserve_room(session, needed + step) and not core.reserve_room(session, needed):
+            if core.give_up():
+                self.reserve(session, incoming_bytes, workspace_bytes)
+                return
             raise self._runtime.exceeded(
                 core.failure(), "arguments, small values and workspace"
             ) from None
