@@ -15,7 +15,8 @@ step's loss from that of `jax.jit`.
 
 The summary counts what must not happen: cells over their budget, cells refused at the memory of
 checkpoints, failures, other losses; and what is better few: cells that need more memory than one of
-a larger budget, and those slower than the checkpoints with whose memory they run.
+a larger budget, and those slower than the checkpoints with whose memory they run. What is compiled
+meanwhile goes to standard error.
 
 Networks: the paper's eight in their small size, and those of `more_networks`.
 
@@ -29,6 +30,7 @@ import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
 
 import contextlib
 import dataclasses
+import functools
 import statistics
 import sys
 import time
@@ -135,8 +137,16 @@ class Cell:
             contender.take(timed=False, steps=1)
             self.first_seconds = made + contender.first
             self.contender = contender
-        print(f"  {self.name}: {self.failed or 'compiled'}", file=sys.stderr, flush=True)
+        print(f"  {self.name}: {self.failed or self._compiled()}", file=sys.stderr, flush=True)
         return self
+
+    def _compiled(self) -> str:
+        """What it needs; of each plan that was compiled what it was for, predicted and needed."""
+        text = f"{self.steps.need / MIB:.1f} MiB"
+        for attempt in self.steps.report.attempts if isinstance(self.steps, Planned) else ():
+            sizes = attempt.planned_bytes, attempt.predicted_bytes, attempt.needed_bytes
+            text += "; " + ", ".join(f"{size / MIB:.1f}" for size in sizes)
+        return text
 
     def take(self, timed: bool) -> None:
         """Takes the steps of a round."""
@@ -165,9 +175,11 @@ class Cell:
         """Whether it needs more than its budget."""
         return not self.failed and self.budget is not None and self.steps.need > self.budget
 
-    def runs_beside_rival(self) -> bool:
-        """Whether it and the checkpoints take steps."""
-        return self.rival is not None and not self.failed and not self.rival.failed
+    def ratio_to_rival(self) -> float | None:
+        """Of the times of a step; None without a rival, or if one of the two failed."""
+        if self.rival is None or self.failed or self.rival.failed:
+            return None
+        return self.steps.ratio(self.rival.steps)
 
     def loss_difference(self, jit: Cell) -> float:
         """Of the first step, relative."""
@@ -198,9 +210,9 @@ def _cells(program: Program) -> list[Cell]:
     jax.eval_shape(program.step, program.state, program.batch)
 
     def planned(name: str, budget: int, rival: Cell | None = None) -> Cell:
-        return Cell(name, budget, rival).start(lambda: Planned(name, program, budget))
+        return Cell(name, budget, rival).start(functools.partial(Planned, name, program, budget))
 
-    jit = Cell("jax.jit").start(lambda: jitted("jax.jit", program))
+    jit = Cell("jax.jit").start(functools.partial(jitted, "jax.jit", program))
     found = [jit]
     if jit.failed:
         return found
@@ -208,8 +220,7 @@ def _cells(program: Program) -> list[Cell]:
         found.append(planned(f"coop_jax at {share:.0%}", int(share * jit.steps.need)))
     for remat, variant in program.checkpointed.items():
         name = f"checkpoints {remat}"
-        rival = Cell(name)
-        rival.start(lambda n=name, v=variant: jitted(n, v, KEEP_BARRIERS))  # type: ignore[misc]
+        rival = Cell(name).start(functools.partial(jitted, name, variant, KEEP_BARRIERS))
         found.append(rival)
         if not rival.failed:
             found.append(planned(f"coop_jax beside {remat}", rival.steps.need, rival))
@@ -229,7 +240,7 @@ def _wrong_with(cell: Cell, cells: Sequence[Cell]) -> Iterator[str]:
         yield _OTHER_LOSS
     if cell in _needing_more(cells):
         yield _UNSTEADY
-    if cell.runs_beside_rival() and cell.steps.ratio(cell.rival.steps) > 1:
+    if (cell.ratio_to_rival() or 0) > 1:
         yield _SLOWER
 
 
@@ -273,8 +284,9 @@ def _print_summary(tables: Mapping[str, list[Cell]]) -> None:
             budgets += cell.budget is not None
             for title in _wrong_with(cell, cells):
                 wrong[title].append(f"{network} {cell.name}")
-            if cell.runs_beside_rival():
-                beside.setdefault(cell.rival.name, []).append(cell.steps.ratio(cell.rival.steps))
+            ratio = cell.ratio_to_rival()
+            if cell.rival is not None and ratio is not None:
+                beside.setdefault(cell.rival.name, []).append(ratio)
     print(f"\n{len(tables)} networks, {budgets} budgets")
     for title, names in wrong.items():
         print(f"{title}: {len(names)}" + "".join(f"\n    {name}" for name in names))

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from examples.paper.networks.attention import attention, dropout
 from examples.paper.networks.base import Remat, segment_length
+from examples.paper.networks.tasks import cross_entropy
 from tests.benchmarks.little_networks import convolved, layer_norm
 from tests.benchmarks.plain_jax import TrainingProgram, trained
 
@@ -71,7 +71,7 @@ def _transformer_layer(
     x: jax.Array,
     *,
     heads: int,
-    bias: jax.Array,
+    bias: jax.Array | np.ndarray,
     key: jax.Array | None = None,
     rate: float = 0.0,
 ) -> jax.Array:
@@ -80,7 +80,7 @@ def _transformer_layer(
     keys = [None] * 3 if key is None else list(jax.random.split(key, 3))
     y = (layer_norm(x) * p["scale"][0]) @ p["qkv"]
     q, k, v = jnp.split(y.reshape(batch, length, 3 * heads, -1), 3, axis=2)
-    y = attention(q, k, v, bias, keys[0], rate).reshape(x.shape) @ p["out"]
+    y = attention(q, k, v, jnp.asarray(bias), keys[0], rate).reshape(x.shape) @ p["out"]
     x = x + _dropped(keys[1], y, rate)
     y = jax.nn.gelu((layer_norm(x) * p["scale"][1]) @ p["up"]) @ p["down"]
     return x + _dropped(keys[2], y, rate)
@@ -88,10 +88,6 @@ def _transformer_layer(
 
 def _dropped(key: jax.Array | None, x: jax.Array, rate: float) -> jax.Array:
     return x if key is None else dropout(key, x, rate)
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def scanned_gpt(
@@ -137,7 +133,7 @@ def scanned_gpt(
         keys = jax.random.split(jax.random.key(seed), layers)
         x = params["tokens"][tokens[:, :-1]] + params["places"]
         x = layer_norm(scanned(x, (params["layers"], keys)))
-        return _cross_entropy(x @ params["tokens"].T, tokens[:, 1:])
+        return cross_entropy(x @ params["tokens"].T, tokens[:, 1:])
 
     tokens = np.random.default_rng(1).integers(0, vocabulary, (batch, length + 1), np.int32)
     return trained(loss, params, ((tokens, np.uint32(0)),))
@@ -165,7 +161,7 @@ def vit(
     }
 
     def layer(p: Parameters, x: jax.Array) -> jax.Array:
-        return _transformer_layer(p, x, heads=heads, bias=jnp.zeros(()))
+        return _transformer_layer(p, x, heads=heads, bias=np.zeros((), np.float32))
 
     def loss(params: Parameters, images: jax.Array, labels: jax.Array) -> jax.Array:
         side = pixels // patch
@@ -174,14 +170,14 @@ def vit(
         first = jnp.broadcast_to(params["class"], (batch, 1, width))
         x = jnp.concatenate([first, x], axis=1) + params["places"]
         x = _chained([(layer, p) for p in params["layers"]], x, remat)
-        return _cross_entropy(layer_norm(x[:, 0]) @ params["head"], labels)
+        return cross_entropy(layer_norm(x[:, 0]) @ params["head"], labels)
 
     rng = np.random.default_rng(1)
     images = rng.standard_normal((batch, pixels, pixels, 3)).astype(np.float32)
     return trained(loss, params, ((images, rng.integers(0, classes, batch, np.int32)),))
 
 
-def _group_norm(x: jax.Array, scale: jax.Array, groups: int = 4) -> jax.Array:
+def _group_norm(x: jax.Array, scale: jax.Array | float, groups: int = 4) -> jax.Array:
     """Of images [batch, height, width, channels]."""
     split = x.reshape(*x.shape[:-1], groups, -1)
     mean = split.mean((1, 2, 4), keepdims=True)
@@ -335,7 +331,7 @@ def mamba(
     def loss(params: Parameters, tokens: jax.Array) -> jax.Array:
         x = params["tokens"][tokens[:, :-1]]
         x = _chained([(_mamba_layer, p) for p in params["layers"]], x, remat)
-        return _cross_entropy(layer_norm(x) @ params["tokens"].T, tokens[:, 1:])
+        return cross_entropy(layer_norm(x) @ params["tokens"].T, tokens[:, 1:])
 
     tokens = np.random.default_rng(1).integers(0, vocabulary, (batch, length + 1), np.int32)
     return trained(loss, params, ((tokens,),))
