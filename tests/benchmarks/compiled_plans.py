@@ -14,9 +14,9 @@ estimated part of the time that recomputations take. "loss" is the relative diff
 step's loss from that of `jax.jit`.
 
 The summary counts what must not happen: cells over their budget, cells refused at the memory of
-checkpoints, failures, other losses; and what is better few: cells that need more memory than one of
-a larger budget, and those slower than the checkpoints with whose memory they run. What is compiled
-meanwhile goes to standard error.
+checkpoints, failures, other losses; and what is better few: refusals, and those that name more than
+another cell needs; cells that need more memory than one of a larger budget; cells slower than the
+checkpoints with whose memory they run. What is compiled meanwhile goes to standard error.
 
 Networks: the paper's eight in their small size, and those of `more_networks`.
 
@@ -70,9 +70,13 @@ _REFUSED_BESIDE = "refused in as much as checkpoints"
 _FAILED = "failed"
 _OTHER_LOSS = "other loss"
 _REFUSED = "refused, all budgets"
+_NAMES_MORE = "refused, and names more than another row needs"
 _UNSTEADY = "more memory than with a larger budget"
 _SLOWER = "slower than checkpoints in as much memory"
-_WRONG = (_OVER, _REFUSED_BESIDE, _FAILED, _OTHER_LOSS, _REFUSED, _UNSTEADY, _SLOWER)
+_WRONG = (
+    *(_OVER, _REFUSED_BESIDE, _FAILED, _OTHER_LOSS),
+    *(_REFUSED, _NAMES_MORE, _UNSTEADY, _SLOWER),
+)
 
 _COLUMNS = (
     f"{'':28}{'needs MiB':>10}{'/ jit':>7}{'of budget':>11}{'recompute':>11}{'compiled':>10}"
@@ -115,7 +119,7 @@ class Cell:
       contender: takes the steps; None if it failed.
       first_seconds: until the first step was done.
       failed: why there are no steps.
-      refused: whether that is for the budget.
+      would_do: bytes, the smallest budget that a refusal names; 0 if it was not refused.
     """
 
     name: str
@@ -124,7 +128,7 @@ class Cell:
     contender: Contender | None = None
     first_seconds: float = 0.0
     failed: str = ""
-    refused: bool = False
+    would_do: int = 0
 
     def start(self, make: Callable[[], Contender]) -> Cell:
         """Makes the contender and takes the first step."""
@@ -159,8 +163,8 @@ class Cell:
         try:
             yield
         except coop_jax.BudgetExceededError as error:
-            self.failed = f"refused: {_smallest_budget(error) / MIB:.1f} MiB would do"
-            self.refused = True
+            self.would_do = _smallest_budget(error)
+            self.failed = f"refused: {self.would_do / MIB:.1f} MiB would do"
         except Exception as error:  # a row of the table, and the others follow
             text = str(error).strip().partition("\n")[0]
             self.failed = f"failed: {type(error).__name__}: {text[:90]}"
@@ -230,9 +234,11 @@ def _cells(program: Program) -> list[Cell]:
 def _wrong_with(cell: Cell, cells: Sequence[Cell]) -> Iterator[str]:
     """What of `_WRONG` holds of a cell among those of its network."""
     if cell.failed:
-        yield _REFUSED if cell.refused else _FAILED
-        if cell.refused and cell.rival is not None:
+        yield _REFUSED if cell.would_do else _FAILED
+        if cell.would_do and cell.rival is not None:
             yield _REFUSED_BESIDE
+        if any(cell.would_do > need for _, need, _ in _fitting(cells)):
+            yield _NAMES_MORE
         return
     if cell.is_over():
         yield _OVER
@@ -244,9 +250,14 @@ def _wrong_with(cell: Cell, cells: Sequence[Cell]) -> Iterator[str]:
         yield _SLOWER
 
 
+def _fitting(cells: Sequence[Cell]) -> list[tuple[int, int, Cell]]:
+    """Those with a budget that were not refused: the budget, what they need, the cell."""
+    return [(c.budget, c.steps.need, c) for c in cells if c.budget is not None and not c.failed]
+
+
 def _needing_more(cells: Sequence[Cell]) -> list[Cell]:
     """Those that need more than one of a larger budget."""
-    planned = [(c.budget, c.steps.need, c) for c in cells if c.budget is not None and not c.failed]
+    planned = _fitting(cells)
     return [
         cell
         for budget, need, cell in planned
