@@ -15,12 +15,17 @@ import jax
 import jax.numpy as jnp
 
 from examples.paper.networks import NETWORKS
-from examples.paper.networks.base import Size
-from tests.benchmarks import plain_jax
+from examples.paper.networks.base import Remat, Size
+from tests.benchmarks import more_networks, plain_jax
 
-KNOWN = ("cnn", "gpt", "unet", "bilstm", "bert", "gpt3", "deep", "swin", "resnet50", "gpt2")
+KNOWN = (
+    *("cnn", "gpt", "unet", "bilstm", "bert", "gpt3", "deep"),
+    *("swin", "resnet50", "gpt2", "inception", "spos"),
+    *more_networks.NETWORKS,
+)
 
 _DEEP_LAYERS = 12
+_CHECKPOINTS: tuple[Remat, ...] = ("per-layer", "sqrt")
 
 MIB = 2**20
 
@@ -56,6 +61,10 @@ def program_of(name: str, size: Size = "small") -> Program:
             variants["in a scan"] = _plain(plain_jax.gpt(remat=True, layers=layers, scan=True))
         plain = _plain(plain_jax.gpt(layers=layers))
         return dataclasses.replace(plain, checkpointed=variants)
+    if name in more_networks.NETWORKS:
+        make = more_networks.NETWORKS[name]
+        variants = {remat: _plain(make(remat)) for remat in _CHECKPOINTS}
+        return dataclasses.replace(_plain(make("none")), checkpointed=variants)
     network = NETWORKS[name]
     state, batch = network.init(size, 0), next(iter(network.batches(size, 0)))
     return Program(
@@ -64,8 +73,8 @@ def program_of(name: str, size: Size = "small") -> Program:
         batch,
         {
             remat: Program(network.make_step(size, remat).fn, state, batch)
-            for remat in network.remat
-            if remat in ("per-layer", "sqrt")
+            for remat in _CHECKPOINTS
+            if remat in network.remat
         },
     )
 
@@ -86,7 +95,7 @@ class Figures:
 
 
 class Contender:
-    """One way to take a step."""
+    """One way to take a step. `first` is the time of the first one, `loss` its loss."""
 
     def __init__(self, name: str, step: Callable[..., Any], program: Program, need: int = 0):
         self.name = name
@@ -95,6 +104,7 @@ class Contender:
         self.seconds: list[float] = []
         self.failed = ""
         self.first = 0.0
+        self.loss: float | None = None
         self._step = step
         self._state = jax.tree.map(jnp.array, program.state)
         self._batch = jax.tree.map(jnp.array, program.batch)
@@ -115,7 +125,14 @@ class Contender:
         begin = time.perf_counter()
         self._state, loss = self._step(self._state, self._batch)
         jax.block_until_ready((self._state, loss))
-        return time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
+        if self.loss is None:
+            self.loss = float(loss)
+        return elapsed
+
+    def ratio(self, other: Contender) -> float:
+        """Of the times of a step: the median over the rounds."""
+        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
 
     def figures(self) -> Figures:
         """After the last step."""
@@ -125,8 +142,7 @@ class Contender:
         """A line of the table."""
         if self.failed:
             return f"{self.name:30}{self.failed}"
-        ratio = statistics.median(a / b for a, b in zip(self.seconds, jit.seconds, strict=True))
-        text = f"{self.name:30}{statistics.median(self.seconds) * 1e3:9.1f}{ratio:9.2f}"
+        text = f"{self.name:30}{statistics.median(self.seconds) * 1e3:9.1f}{self.ratio(jit):9.2f}"
         figures = self.figures()
         text += f"{figures.nbytes / MIB:9.1f}{figures.nbytes / jit.need:9.2f}{self.first:9.1f}"
         if figures.recompute is None:
@@ -140,20 +156,24 @@ class Contender:
 KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 
+def needed_bytes(compiled: jax.stages.Compiled) -> int:
+    """What XLA says: arguments, results that are not written over them, temporaries."""
+    memory = compiled.memory_analysis()
+    return int(
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+    )
+
+
 def jitted(name: str, program: Program, options: dict[str, Any] | None = None) -> Contender:
     """The step under `jax.jit`, with the bytes that XLA says it needs; see `count_libraries`."""
     if jax.default_backend() != "cpu":
         options = None
     step = jax.jit(program.step, donate_argnums=0, compiler_options=options)
     compiled = step.lower(program.state, program.batch).compile()
-    memory = compiled.memory_analysis()
-    need = (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-    )
-    contender = Contender(name, step, program, need)
+    contender = Contender(name, step, program, needed_bytes(compiled))
     # As `compat.hlo.serialized`, which is not imported here: jit may run in a process without us.
     (module,) = compiled.runtime_executable().hlo_modules()
     contender.module = module.as_serialized_hlo_module_proto()

@@ -18,12 +18,14 @@ def normal(number: int, *shape: int, scale: float = 0.1) -> jax.Array:
     return scale * jax.random.normal(jax.random.fold_in(jax.random.key(0), number), shape)
 
 
-def _layer_norm(x: jax.Array) -> jax.Array:
+def layer_norm(x: jax.Array) -> jax.Array:
+    """Over the last axis, without parameters."""
     centred = x - x.mean(-1, keepdims=True)
     return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
 
 
-def _convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Images [batch, height, width, channels] with a kernel [height, width, channels, channels]."""
     return jax.lax.conv_general_dilated(
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -50,7 +52,7 @@ def residual_cnn(layers: int = 8, rows: int = 8, channels: int = 16, size: int =
 
     def loss(weights: Any, x: jax.Array) -> jax.Array:
         for first, second in weights:
-            x = x + _convolved(jax.nn.relu(normalized(_convolved(x, first))), second)
+            x = x + convolved(jax.nn.relu(normalized(convolved(x, first))), second)
         return jnp.mean(x**2)
 
     shape = (3, 3, channels, channels)
@@ -63,9 +65,9 @@ def mixer(layers: int = 6, rows: int = 8, tokens: int = 64, width: int = 64) -> 
 
     def loss(weights: Any, x: jax.Array) -> jax.Array:
         for a, b, c, d in weights:
-            mixed = jax.nn.gelu(jnp.swapaxes(_layer_norm(x), 1, 2) @ a) @ b
+            mixed = jax.nn.gelu(jnp.swapaxes(layer_norm(x), 1, 2) @ a) @ b
             x = x + jnp.swapaxes(mixed, 1, 2)
-            x = x + jax.nn.gelu(_layer_norm(x) @ c) @ d
+            x = x + jax.nn.gelu(layer_norm(x) @ c) @ d
         return jnp.mean(x**2)
 
     shapes = ((tokens, 128), (128, tokens), (width, 256), (256, width))
@@ -113,9 +115,9 @@ def gpt(layers: int = 4, rows: int = 4, tokens: int = 64, width: int = 64) -> Ne
         weights, embedding = parameters
         x = embedding[tokens_]
         for a, b, c, d in weights:
-            x = x + attended(_layer_norm(x), a) @ b
-            x = x + jax.nn.gelu(_layer_norm(x) @ c) @ d
-        logs = jax.nn.log_softmax(_layer_norm(x) @ embedding.T, -1)
+            x = x + attended(layer_norm(x), a) @ b
+            x = x + jax.nn.gelu(layer_norm(x) @ c) @ d
+        logs = jax.nn.log_softmax(layer_norm(x) @ embedding.T, -1)
         return -jnp.mean(jnp.take_along_axis(logs, jnp.roll(tokens_, -1, 1)[..., None], -1))
 
     shapes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
@@ -141,7 +143,7 @@ def unet(rows: int = 4, size: int = 32, channels: int = 8, depth: int = 3) -> Ne
 
     def both(x: jax.Array, weights: Any) -> jax.Array:
         for w in weights:
-            x = jax.nn.relu(_convolved(x, w))
+            x = jax.nn.relu(convolved(x, w))
         return x
 
     def loss(parameters: Any, x: jax.Array) -> jax.Array:
@@ -156,7 +158,7 @@ def unet(rows: int = 4, size: int = 32, channels: int = 8, depth: int = 3) -> Ne
         for weights, skip in zip(up, reversed(skipped), strict=True):
             y = jnp.repeat(jnp.repeat(y, 2, 1), 2, 2)
             y = both(jnp.concatenate([y, skip], -1), weights)
-        return jnp.mean((_convolved(y, last) - x) ** 2)
+        return jnp.mean((convolved(y, last) - x) ** 2)
 
     last = normal(900, 3, 3, widths[0], 3)
     return jax.value_and_grad(loss), ((down, bottom, up, last), normal(500, rows, size, size, 3))

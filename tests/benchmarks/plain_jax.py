@@ -120,14 +120,11 @@ class BiLSTM(nn.Module):
         return nn.Dense(self.classes)(jnp.concatenate(last, -1))
 
 
-def _program(
-    loss: Callable[..., jax.Array], model: nn.Module, batches: tuple[Batch, ...], *inputs: Any
+def trained(
+    loss: Callable[..., jax.Array], params: Any, batches: tuple[Batch, ...]
 ) -> TrainingProgram:
+    """A train step of Adam; the loss takes parameters and a batch's arrays."""
     optimizer = optax.adam(1e-3)
-
-    def init(key: jax.Array) -> State:
-        params = model.init(key, *inputs)
-        return params, optimizer.init(params)
 
     def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
         params, optimizer_state = state
@@ -135,8 +132,14 @@ def _program(
         updates, optimizer_state = optimizer.update(grads, optimizer_state, params)
         return (optax.apply_updates(params, updates), optimizer_state), value
 
-    state = jax.tree.map(np.asarray, jax.jit(init)(jax.random.key(0)))
+    state = jax.tree.map(np.asarray, (params, jax.jit(optimizer.init)(params)))
     return TrainingProgram(step, state, batches)
+
+
+def _program(
+    loss: Callable[..., jax.Array], model: nn.Module, batches: tuple[Batch, ...], *inputs: Any
+) -> TrainingProgram:
+    return trained(loss, jax.jit(model.init)(jax.random.key(0), *inputs), batches)
 
 
 def cnn() -> TrainingProgram:
