@@ -22,7 +22,10 @@ C = TypeVar("C")
 # much. The attempts that follow are corrections by some percent.
 _FIRST_SHARE = 0.93
 _CORRECTION = 0.985
-_MOST_ATTEMPTS = 5
+_MOST_ATTEMPTS = 4
+
+# Where no plan fits, plans for the least capacity are tried, and for so many times as much.
+_LEAST_ROOM = (1.0, 1.06, 1.15)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,14 +53,16 @@ class Fitted(Generic[C]):
     """What came of it.
 
     Attributes:
-      attempts: in order; the last one fits, or is the smallest plan and does not.
+      attempts: in order; the last one fits, or none does.
       planned: the last one.
       made: what was made of it.
+      smallest_bytes: where none fits, a budget that does.
     """
 
     attempts: tuple[Attempt, ...]
     planned: PlannedProgram
     made: C
+    smallest_bytes: int | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -82,7 +87,7 @@ def fit(
     """
     search = _Search(planner, compiled)
     capacity = int(budget_bytes * _FIRST_SHARE)
-    with progress.progress_bar(_MOST_ATTEMPTS + 1, "planning and compiling") as bar:
+    with progress.progress_bar(_MOST_ATTEMPTS + len(_LEAST_ROOM), "planning and compiling") as bar:
         for _ in range(_MOST_ATTEMPTS):
             attempt = search.attempt(capacity)
             bar.update()
@@ -94,9 +99,17 @@ def fit(
             # is another one.
             excess = attempt.needed_bytes / budget_bytes
             capacity = int(attempt.predicted_bytes / excess * _CORRECTION)
-        # The smallest plan there is, always the same: what a refusal names is what it needs.
-        search.attempt(planner.least_capacity())
-    return search.found()
+        # The smallest plans there are, always the same ones: a refusal names what one of them needs.
+        # XLA may need less for one that has a little more alive, but computes less again.
+        least = planner.least_capacity()
+        smallest = []
+        for room in _LEAST_ROOM:
+            attempt = search.attempt(int(least * room))
+            bar.update()
+            if attempt is not None and attempt.needed_bytes <= budget_bytes:
+                return search.found()
+            smallest += [attempt.needed_bytes] if attempt is not None else []
+    return dataclasses.replace(search.found(), smallest_bytes=min(smallest))
 
 
 class _Search(Generic[C]):

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from coop_jax._src.compat import jaxprs
+from coop_jax._src.compat import arrays, jaxprs
 from coop_jax._src.ir import cost_model
 from coop_jax._src.ir.equations import LiteralValue
 from coop_jax._src.ir.kernels import Kernel, KernelCache
@@ -157,16 +157,64 @@ def scanned(
     carry: Sequence[Any],
     xs: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
-    """The scan with another body, under the current trace: the last carry, the rows."""
-    last, rows = jax.lax.scan(
-        iteration,
-        list(carry),
-        list(xs),
-        length=scan.parts.length,
-        reverse=scan.parts.reverse,
-        unroll=scan.params.get("unroll", 1),
-    )
-    return list(last), list(rows)
+    """The scan with another body, under the current trace: the last carry, the rows.
+
+    What `jax.lax.scan` fills with rows are zeros that depend on nothing: XLA makes those of all
+    scans of a program first, and has them in memory from then on. Here they depend on what the scan
+    reads, so they are made when it begins.
+    """
+    length, (last, rows) = scan.parts.length, _shapes(iteration, carry, xs)
+    anchor = next((x for x in (*carry, *xs) if x.size), None)
+    if anchor is None or not rows or not length:
+        made = jax.lax.scan(
+            iteration, list(carry), list(xs), length=length, reverse=scan.parts.reverse
+        )
+        return list(made[0]), list(made[1])
+
+    def step(n: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+        row = length - 1 - n if scan.parts.reverse else n
+        held, stacks = state
+        held, made = iteration(
+            held, [jax.lax.dynamic_index_in_dim(x, row, keepdims=False) for x in xs]
+        )
+        stacks = [
+            jax.lax.dynamic_update_index_in_dim(stack, arrays.as_stored(y), row, 0)
+            for stack, y in zip(stacks, made, strict=True)
+        ]
+        return [_as_carried(x, a) for x, a in zip(held, last, strict=True)], stacks
+
+    zeros = _zeros_after(anchor, [arrays.stored_aval(row) for row in rows], length)
+    first = [_as_carried(x, a) for x, a in zip(carry, last, strict=True)]
+    unroll = scan.params.get("unroll", 1)
+    held, stacks = jax.lax.fori_loop(0, length, step, (first, zeros), unroll=unroll)
+    return held, [
+        arrays.as_keys(stack, row) if arrays.is_keys(row.dtype) else stack
+        for stack, row in zip(stacks, rows, strict=True)
+    ]
+
+
+def _shapes(
+    iteration: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]],
+    carry: Sequence[Any],
+    xs: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """Of what an iteration carries on and of the rows that it makes."""
+    one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
+    shapes: tuple[list[Any], list[Any]] = jax.eval_shape(iteration, list(carry), one)
+    return shapes
+
+
+def _zeros_after(anchor: Any, rows: Sequence[Any], length: int) -> list[Any]:
+    """Stacks of zeros that are there no earlier than the anchor."""
+    dtypes = list(dict.fromkeys(row.dtype for row in rows))
+    zeros, _ = jax.lax.optimization_barrier(([jax.numpy.zeros((), d) for d in dtypes], anchor))
+    by_dtype = dict(zip(dtypes, zeros, strict=True))
+    return [jax.lax.broadcast_in_dim(by_dtype[row.dtype], (length, *row.shape), ()) for row in rows]
+
+
+def _as_carried(value: Any, aval: Any) -> Any:
+    """A value with the dtype that is carried, strongly typed."""
+    return value if arrays.is_keys(aval.dtype) else jaxprs.strong(value)
 
 
 def rebuilt(

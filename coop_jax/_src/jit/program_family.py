@@ -15,6 +15,7 @@ import functools
 import math
 
 from coop_jax import _core
+from coop_jax._src.compat import jaxprs
 from coop_jax._src.ir.program import Operation, Program
 from coop_jax._src.jit.emission import emitted
 from coop_jax._src.jit.local_sizes import share_of, work_share
@@ -129,6 +130,10 @@ class _Variant:
         loops: dict[int, _Loop],
         lowering: Lowering,
     ):
+        # Scans that are as the user has them, too, have their stacks made when they begin.
+        program = dataclasses.replace(
+            program, operations=tuple(_beginning_late(op, lowering) for op in program.operations)
+        )
         self._program = program
         self._again_seconds = again_seconds  # in loops, whatever is planned
         self._loops = loops
@@ -215,6 +220,14 @@ class _Loop:
                 found.again_seconds * self._scan.parts.length,
             )
         return self._within[capacity]
+
+
+def _beginning_late(op: Operation, lowering: Lowering) -> Operation:
+    scan = scan_of(op, lowering)
+    if scan is None:
+        return op
+    body = scan.params["jaxpr"]
+    return with_body(scan, lambda *given: jaxprs.called(body, given), lowering)
 
 
 def _without_search(settings: PlanSettings) -> PlanSettings:

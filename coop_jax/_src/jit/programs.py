@@ -144,7 +144,7 @@ class _Planning:
         )
         needed = compiled_memory.needed_bytes(plain)
         fitted = fit(planner, self._compiled, budget)
-        if fitted.needed_bytes > budget:
+        if fitted.smallest_bytes is not None:
             raise BudgetExceededError(_refusal(fitted, budget, needed))
         planned, (jitted, guard) = fitted.planned, fitted.made
         report = PlanReport(
@@ -208,7 +208,8 @@ class _Planning:
 
 
 def _refusal(fitted: Fitted[Any], budget: int, jit_bytes: int) -> CompiledBudgetReport:
-    smallest = min(jit_bytes, fitted.needed_bytes)
+    assert fitted.smallest_bytes is not None
+    smallest = min(jit_bytes, fitted.smallest_bytes)
     return CompiledBudgetReport(budget, smallest, jit_bytes, len(fitted.attempts))
 
 
