@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
                 resume=FLAGS.resume,
                 verify=FLAGS.verify,
             ),
-            train.Place(FLAGS.process, FLAGS.processes, FLAGS.coordinator),
+            train.Process(FLAGS.process, FLAGS.processes, FLAGS.coordinator),
         )
         return
     try:

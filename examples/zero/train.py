@@ -51,11 +51,12 @@ class Settings:
     verify: bool
 
 
-class Place(NamedTuple):
-    """Which of how many processes this is, and where process 0 listens."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Process:
+    """Which of how many processes this is, and the address at which process 0 listens."""
 
-    process: int
-    processes: int
+    index: int
+    count: int
     coordinator: str
 
 
@@ -180,7 +181,7 @@ class Trainer:
 
 def steps_of(state: State) -> int:
     """How many steps a state has been through; AdamW counts them."""
-    return int(optax.tree.get(state.opt_state, "count"))
+    return int(optax.tree_utils.tree_get(state.opt_state, "count"))
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -192,20 +193,24 @@ def say(text: str, end: str = "\n") -> None:
 def train(settings: Settings) -> None:
     """Plans, trains, writes the checkpoint and verifies."""
     trainer = Trainer(settings)
+    try:
+        step = trainer.step(settings.budget)
+    except ValueError as error:
+        raise FailedError(f"--budget={settings.budget}: {error}") from error
     begin = trainer.restore if settings.resume else trainer.first_state
     state = begin()
     first = steps_of(state)
     count = sum(x.size for x in jax.tree.leaves(state.params))
+    plural = "" if jax.process_count() == 1 else "es"
     say(
         f"zero: a GPT of {count:,} parameters, AdamW, ZeRO stage {settings.stage} over"
-        f" {jax.process_count()} processes, {settings.batch} x {trainer.size.length} bytes"
+        f" {jax.process_count()} process{plural}, {settings.batch} x {trainer.size.length} bytes"
     )
     say("planning and compiling ... ", end="")
     started = time.perf_counter()
     try:
-        step = trainer.step(settings.budget)
         report = step.plan(state, trainer.tokens(first))
-    except (ValueError, coop_jax.BudgetExceededError) as error:
+    except coop_jax.BudgetExceededError as error:
         raise FailedError(f"--budget={settings.budget}: {error}") from error
     say(f"done in {time.perf_counter() - started:.1f} s")
     check_plans(report, local_bytes(state))
@@ -215,7 +220,7 @@ def train(settings: Settings) -> None:
         free = trainer.train(trainer.step(None), begin(), first)
         difference = max(abs(a - b) for a, b in zip(result.losses, free.losses, strict=True))
         say(f"losses differ by at most {difference:.1e}")
-        if difference > MAX_LOSS_DIFFERENCE:
+        if not difference <= MAX_LOSS_DIFFERENCE:
             raise FailedError(f"losses differ by more than {MAX_LOSS_DIFFERENCE:g}")
     trainer.save(result.state)
 
@@ -228,12 +233,15 @@ def local_bytes(state: State) -> int:
 def check_plans(report: coop_jax.PlanReport, state_bytes: int) -> None:
     """Prints what the processes have planned: the same, within the budget."""
     budget_bytes = report.jit_bytes if report.budget_bytes is None else report.budget_bytes
-    mine = np.array([state_bytes, report.jit_bytes, budget_bytes, report.needed_bytes])
-    plans = multihost_utils.process_allgather(mine).reshape(-1, len(mine))
+    mine = np.array([state_bytes, report.jit_bytes, budget_bytes, report.needed_bytes], np.int64)
+    # Without jax_enable_x64 JAX would make int32 of them, which ends at 2 GiB.
+    halves = multihost_utils.process_allgather(mine.view(np.uint32), tiled=True)
+    plans = np.asarray(halves).view(np.int64).reshape(-1, len(mine))
     say("")
     say(row("bytes of a device", "state", "jax.jit", "budget", "needed"))
-    for process, plan in enumerate(plans):
-        say(row(f"process {process}", *(f"{nbytes:,}" for nbytes in plan)))
+    for process, (state, jit, budget, needed) in enumerate(plans):
+        allowed = "none" if report.budget_bytes is None else f"{budget:,}"
+        say(row(f"process {process}", f"{state:,}", f"{jit:,}", allowed, f"{needed:,}"))
     say(
         f"{report.recomputations} operations run again, {report.recompute_share:.1%} of the time"
         " (estimated)"
@@ -248,7 +256,7 @@ def row(name: str, *cells: str) -> str:
     return f"{name:<17}" + "".join(f"{cell:>13}" for cell in cells)
 
 
-def run(settings: Settings, place: Place) -> None:
+def run(settings: Settings, process: Process) -> None:
     """One process, from joining the others to its end.
 
     An error ends it at once: by itself Python would wait at its end for the others, which wait for
@@ -258,7 +266,7 @@ def run(settings: Settings, place: Place) -> None:
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(place.coordinator, place.processes, place.process)
+        jax.distributed.initialize(process.coordinator, process.count, process.index)
         multihost_utils.sync_global_devices("start")  # connects all; Gloo says so
         train(settings)
     except FailedError as error:
