@@ -149,15 +149,15 @@ def _print_table(dtype: str, rows: list[Row]) -> None:
     )
     for row in rows:
         below = "<" if row.get("peak_is_of_compiling") else ""
-        print(
+        cells = (
             f"{row['name']:28}{_cell(row, 'first_call_seconds', '.1f'):>8}"
             f"{_cell(row, 'needed_bytes', '.1f', _MIB):>10}{_cell(row, 'memory_ratio', '.2f'):>7}"
             f"{below + _cell(row, 'counted_bytes', '.1f', _MIB):>11}"
             f"{_cell(row, 'peak_ratio', '.3f'):>7}"
             f"{_cell(row, 'seconds', '.2f', 1e-3):>9}{_cell(row, 'time_ratio', '.3f'):>7}"
             f"{_cell(row, 'loss', '.4f'):>9}{_cell(row, 'loss_difference', '.1e'):>9}"
-            f"  {row['failed']}"
         )
+        print(f"{cells}  {row['failed']}".rstrip())
 
 
 def _goals(dtype: str, rows: list[Row]) -> list[str]:
