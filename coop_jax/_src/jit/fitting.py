@@ -20,8 +20,8 @@ C = TypeVar("C")
 
 # The first plan is for so much of the budget; each further one for so much less than XLA needed too
 # much. The attempts that follow are corrections by some percent.
-_FIRST_SHARE = 0.93
-_CORRECTION = 0.985
+FIRST_SHARE = 0.93
+CORRECTION = 0.985
 _MOST_ATTEMPTS = 5
 
 
@@ -81,7 +81,7 @@ def fit(
       The attempts, and what came of the last one.
     """
     search = _Search(planner, compiled)
-    capacity = int(budget_bytes * _FIRST_SHARE)
+    capacity = int(budget_bytes * FIRST_SHARE)
     with progress.progress_bar(_MOST_ATTEMPTS + 1, "planning and compiling") as bar:
         for _ in range(_MOST_ATTEMPTS):
             attempt = search.attempt(capacity)
@@ -93,9 +93,18 @@ def fit(
             # From what the plan has alive, which may be less than it was made for: so the next one
             # is another one.
             excess = attempt.needed_bytes / budget_bytes
-            capacity = int(attempt.predicted_bytes / excess * _CORRECTION)
+            capacity = int(attempt.predicted_bytes / excess * CORRECTION)
         # The smallest plan there is, always the same: what a refusal names is what it needs.
         search.attempt(planner.least_capacity())
+    return search.found()
+
+
+def fit_least(
+    planner: ProgramPlanner, compiled: Callable[[PlannedProgram], tuple[C, int]]
+) -> Fitted[C]:
+    """Compiles the smallest plan, which `fit` ends with whatever the budget."""
+    search = _Search(planner, compiled)
+    search.attempt(planner.least_capacity())
     return search.found()
 
 
