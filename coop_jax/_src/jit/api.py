@@ -180,6 +180,7 @@ class PlannedFunction(Generic[P, R]):
 
         Raises:
           TypeError, ValueError: `max_overhead` is no number, or negative.
+          NotImplementedError: the program cannot be planned.
           What `jax.jit` raises where it traces and compiles.
 
         Example:

@@ -70,6 +70,7 @@ def least_budget(
       max_overhead: the most recompute seconds / compute seconds that will do; None for any.
 
     Raises:
+      NotImplementedError: the program cannot be planned.
       What `jax.jit` raises where it traces and compiles.
     """
     signature_key(options.convention, args, kwargs)  # refuses what is no array
@@ -80,10 +81,7 @@ def least_budget(
         check_agreement(f"{max_overhead} {needed} {options.respect_checkpoints}", "limits")
     devices = compiled_memory.device_count(plain.compiled)
     compiling = Planning(options, args, kwargs, plain.traced, together=together)
-    try:
-        planner = compiling.planner(devices)
-    except NotImplementedError:
-        return needed  # a call accepts only what the program of `jax.jit` fits into
+    planner = compiling.planner(devices)
     if max_overhead is None:
         return min(needed, fit_least(planner, compiling.compiled).needed_bytes)
     return _least_within(planner, compiling, needed, max_overhead)

@@ -85,6 +85,7 @@ def min_budget(
     Raises:
       ValueError: no budget would do; `costs`, `workspace`, `alternatives`, `resolution` or
         `compile` is given under "jit", which has none; or as `simulate`.
+      NotImplementedError: under "jit" the program cannot be planned.
 
     Example:
       >>> import coop_jax, jax, jax.numpy as jnp
@@ -145,8 +146,8 @@ def sweep(
 
     Of `coop_jax.jit` it plans and compiles nothing, but on several devices once a policy to ask XLA
     how it divides values. Each budget has the first plan that a call makes for it, 93% of it large;
-    where it covers what is expected of `jax.jit`, nothing is computed again. What XLA needs differs
-    from that by some percent: `min_budget` and `step.plan` compile.
+    where it covers what is expected of `jax.jit`, nothing is computed again. What XLA needs may be
+    10% more or less than expected, and more: `min_budget` and `step.plan` compile.
 
     Args:
       fn: a function of pytrees of arrays, or a program, as for `simulate`; traced once. Under "jit"
@@ -154,7 +155,8 @@ def sweep(
       *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
       front_end: "run" or "jit": whose budgets.
       budget: budgets, as for `simulate`. Fractions are of the unbudgeted peak of each policy: give
-        bytes to compare policies at the same budget.
+        bytes to compare policies at the same budget. Under "jit" that peak is what is expected of
+        `jax.jit`, where `coop_jax.jit` takes fractions of what XLA says.
       policy: one policy, or several.
       donate_argnums: positions of arguments that the function replaces.
       static_argnums: positions of arguments that are Python values.
@@ -178,7 +180,7 @@ def sweep(
     Raises:
       ValueError: `costs`, `workspace`, `alternatives` or `give_up` is given under "jit", which has
         none; or as `simulate`.
-      NotImplementedError: under "jit" the program reads or writes mutable arrays.
+      NotImplementedError: under "jit" the program cannot be planned.
 
     Example:
       >>> import coop_jax, jax, jax.numpy as jnp
