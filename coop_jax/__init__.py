@@ -15,9 +15,9 @@ from coop_jax._src.jit.report import PlannedLine as PlannedLine
 from coop_jax._src.jit.report import PlanReport as PlanReport
 from coop_jax._src.planning.policies import Policy as Policy
 from coop_jax._src.run.api import run as run
+from coop_jax._src.run.budget_queries import min_budget as min_budget
+from coop_jax._src.run.budget_queries import sweep as sweep
 from coop_jax._src.simulate.budget_search import cutoff_budget as cutoff_budget
-from coop_jax._src.simulate.budget_search import min_budget as min_budget
-from coop_jax._src.simulate.budget_search import sweep as sweep
 from coop_jax._src.simulate.measured_costs import MeasuredCosts as MeasuredCosts
 from coop_jax._src.simulate.measured_costs import record_costs as record_costs
 from coop_jax._src.simulate.program_files import load_program as load_program

@@ -27,8 +27,8 @@ ALLOWED = {
     "segments": "compat util ir execution",
     "simulate": "compat util ir lowering planning execution",
     "eager": "compat util ir transforms lowering planning execution",
-    "run": "compat util ir transforms lowering planning execution segments simulate eager",
     "jit": "compat util ir lowering planning",
+    "run": "compat util ir transforms lowering planning execution segments simulate eager jit",
 }
 
 # JAX's private parts change from version to version.

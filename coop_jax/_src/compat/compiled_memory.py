@@ -53,3 +53,10 @@ def device_count(compiled: jax.stages.Compiled) -> int:
     """On how many devices a program runs."""
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     return max((len(s.device_set) for s in shardings), default=1)
+
+
+def partitions(lowered: jax.stages.Lowered) -> int:
+    """On how many devices a program will run that is not compiled yet."""
+    module = lowered.compiler_ir("stablehlo")
+    assert module is not None
+    return int(module.operation.attributes["mhlo.num_partitions"].value)

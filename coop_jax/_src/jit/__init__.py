@@ -4,6 +4,7 @@
 makes the program of a signature: `program_planner` plans what JAX traced, with loops left whole
 (`loops`, `residuals`, `residual_rewrite`), `emission` writes the plan as a JAX function, `fitting`
 goes on until what XLA needs for that is within the budget. `report` says what came out.
+`budget_search` says which budgets are accepted, and what is planned for them.
 
 XLA places buffers: of a plan lifetimes and sizes count, addresses do not. No runtime, no pool.
 """

@@ -17,6 +17,7 @@ import jax
 from coop_jax._src.compat import transforms
 from coop_jax._src.compat.guards import Refused
 from coop_jax._src.ir.cost_model import DeviceProfile
+from coop_jax._src.jit import budget_search
 from coop_jax._src.jit.programs import JitOptions, JittedProgram, make_program
 from coop_jax._src.jit.report import PlanReport
 from coop_jax._src.jit.signatures import signature_key
@@ -154,6 +155,49 @@ class PlannedFunction(Generic[P, R]):
           BudgetExceededError: as the call.
         """
         return self._program(args, kwargs).report
+
+    @property
+    def options(self) -> JitOptions:
+        """What was said of the function."""
+        return self._options
+
+    def min_budget(self, *args: Any, max_overhead: float | None = None, **kwargs: Any) -> int:
+        """The smallest budget that a call accepts, whatever that of the function.
+
+        It compiles what `jax.jit` makes of the function and the smallest plan, and takes the
+        smaller one; with `max_overhead` a few plans more. XLA may need less for a plan that keeps
+        more, so a budget some percent smaller may be accepted, too.
+
+        Args:
+          *args: of the call; arrays or `jax.ShapeDtypeStruct`s.
+          max_overhead: the most recompute seconds / compute seconds that will do, as estimated;
+            None for any.
+          **kwargs: of the call, likewise.
+
+        Returns:
+          Bytes on one device. `coop_jax.jit` with this budget and the same options accepts the
+          call.
+
+        Raises:
+          TypeError, ValueError: `max_overhead` is no number, or negative.
+          NotImplementedError: the program cannot be planned.
+          What `jax.jit` raises where it traces and compiles.
+
+        Example:
+          >>> import coop_jax, jax, jax.numpy as jnp
+          >>> def loss(w, x):
+          ...     for _ in range(8):
+          ...         x = jnp.tanh(x @ w)
+          ...     return (x**2).mean()
+          >>> w, x = jnp.ones((256, 256)), jnp.ones((4096, 256))
+          >>> least = coop_jax.jit(jax.grad(loss)).min_budget(w, x)
+          >>> step = coop_jax.jit(jax.grad(loss), budget=least)
+          >>> step.plan(w, x).needed_bytes <= least < step.plan(w, x).jit_bytes
+          True
+        """
+        if max_overhead is not None:
+            options.number(max_overhead, "max_overhead", least=0)
+        return budget_search.least_budget(self._options, args, kwargs, max_overhead)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The program of a call, lowered; as `jax.jit(fn).lower`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from coop_jax._src.jit.program_planner import PlannedProgram, ProgramPlanner
@@ -20,8 +20,8 @@ C = TypeVar("C")
 
 # The first plan is for so much of the budget; each further one for so much less than XLA needed too
 # much. The attempts that follow are corrections by some percent.
-_FIRST_SHARE = 0.93
-_CORRECTION = 0.985
+FIRST_SHARE = 0.93
+CORRECTION = 0.985
 _MOST_ATTEMPTS = 4
 
 # Where no plan fits, plans for the least capacity are tried, and for so many times as much.
@@ -86,7 +86,7 @@ def fit(
       The attempts, and what came of the last one.
     """
     search = _Search(planner, compiled)
-    capacity = int(budget_bytes * _FIRST_SHARE)
+    capacity = int(budget_bytes * FIRST_SHARE)
     with progress.progress_bar(_MOST_ATTEMPTS + len(_LEAST_ROOM), "planning and compiling") as bar:
         for _ in range(_MOST_ATTEMPTS):
             attempt = search.attempt(capacity)
@@ -98,18 +98,21 @@ def fit(
             # From what the plan has alive, which may be less than it was made for: so the next one
             # is another one.
             excess = attempt.needed_bytes / budget_bytes
-            capacity = int(attempt.predicted_bytes / excess * _CORRECTION)
-        # The smallest plans there are, always the same ones: a refusal names what one of them needs.
-        # XLA may need less for one that has a little more alive, but computes less again.
-        least = planner.least_capacity()
+            capacity = int(attempt.predicted_bytes / excess * CORRECTION)
         smallest = []
-        for room in _LEAST_ROOM:
-            attempt = search.attempt(int(least * room))
+        for attempt in search.smallest_plans():
             bar.update()
-            if attempt is not None and attempt.needed_bytes <= budget_bytes:
+            if attempt.needed_bytes <= budget_bytes:
                 return search.found()
-            smallest += [attempt.needed_bytes] if attempt is not None else []
+            smallest.append(attempt.needed_bytes)
     return dataclasses.replace(search.found(), smallest_bytes=min(smallest))
+
+
+def least_needed(
+    planner: ProgramPlanner, compiled: Callable[[PlannedProgram], tuple[C, int]]
+) -> int:
+    """What XLA needs for the least of the plans that `fit` ends with, whatever the budget."""
+    return min(a.needed_bytes for a in _Search(planner, compiled).smallest_plans())
 
 
 class _Search(Generic[C]):
@@ -125,6 +128,17 @@ class _Search(Generic[C]):
         """What there is so far; the last attempt is the one that counts."""
         assert self._last is not None
         return Fitted(tuple(self.attempts), *self._last)
+
+    def smallest_plans(self) -> Iterator[Attempt]:
+        """The smallest plans there are, compiled; always the same ones.
+
+        XLA may need less for one that has a little more alive, but computes less again.
+        """
+        least = self._planner.least_capacity()
+        for room in _LEAST_ROOM:
+            attempt = self.attempt(int(least * room))
+            if attempt is not None:
+                yield attempt
 
     def attempt(self, capacity_bytes: int) -> Attempt | None:
         """The plan of a capacity, compiled; None without a plan."""

@@ -44,12 +44,19 @@ class Planned:
       plan: of it.
       again_seconds: the estimated time of what is computed again, in loops, too.
       seconds: the estimated time of everything.
+      workspace_bytes: the most that an operation has alive beside its operands and results.
     """
 
     program: Program
     plan: _core.Plan
     again_seconds: float
     seconds: float
+    workspace_bytes: int
+
+    @property
+    def overhead(self) -> float:
+        """Recompute seconds / compute seconds."""
+        return self.again_seconds / max(self.seconds - self.again_seconds, 1e-30)
 
 
 class Family:
@@ -73,7 +80,12 @@ class Family:
         self._made: dict[int, _Variant] = {}
 
     def plan(self, settings: PlanSettings, capacity_bytes: int) -> Planned | None:
-        """The plan that computes least again; None if none fits.
+        """The plan that computes least again; None if none fits."""
+        found = self.best(settings, capacity_bytes)
+        return found if found.plan.feasible else None
+
+    def best(self, settings: PlanSettings, capacity_bytes: int) -> Planned:
+        """The plan that computes least again; if none fits, how far one goes that stacks least.
 
         The more is stacked, the less fits; where hardly all fits, other values have to go instead,
         so what stacks a little less is looked at, too.
@@ -91,10 +103,13 @@ class Family:
             first = bisect.bisect_left(fits, True, key=lambda k: seconds(k) < math.inf)
             tried = range(first, min(first + _NEIGHBOURS, len(self._chosen)))
             if not tried:
-                return None
+                return self._variant(len(self._chosen) - 1).plan(plain, capacity_bytes)
             number = min(tried, key=seconds)
-        found = self._variant(number).plan(settings, capacity_bytes)
-        return found if found.plan.feasible else None
+        return self._variant(number).plan(settings, capacity_bytes)
+
+    def as_it_is(self, settings: PlanSettings) -> Planned:
+        """The plan of the program as it is, in any memory."""
+        return self._variant(0).plan(_without_search(settings), planner.UNLIMITED_BYTES)
 
     def least_capacity(self, settings: PlanSettings) -> int:
         """The least capacity with a plan."""
@@ -170,7 +185,8 @@ class _Variant:
         )
         plan, _ = workspaces.plan(settings, needed)
         again += plan.stats.recompute_seconds
-        return Planned(program, plan, again, sum(self._work) + again - self._again_seconds)
+        seconds = sum(self._work) + again - self._again_seconds
+        return Planned(program, plan, again, seconds, max(needed, default=0))
 
 
 class _Loop:

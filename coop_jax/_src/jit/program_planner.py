@@ -20,7 +20,7 @@ from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Program
 from coop_jax._src.jit.local_sizes import localized
 from coop_jax._src.jit.loops import Lowering
-from coop_jax._src.jit.program_family import Family
+from coop_jax._src.jit.program_family import Family, Planned
 from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.planning import planner
 from coop_jax._src.planning.planner import PlanSettings
@@ -47,6 +47,11 @@ class PlannedProgram:
     program: Program
     remade: Unrolled
     recompute_share: float
+
+    @property
+    def overhead(self) -> float:
+        """Recompute seconds / compute seconds."""
+        return self.recompute_share / max(1 - self.recompute_share, 1e-30)
 
 
 class ProgramPlanner:
@@ -105,6 +110,14 @@ class ProgramPlanner:
             unrolled(found.program, found.plan),
             found.again_seconds / max(found.seconds, 1e-30),
         )
+
+    def predict(self, capacity_bytes: int) -> Planned:
+        """What `plan` goes by, feasible or not."""
+        return self._family.best(self._settings, capacity_bytes)
+
+    def predict_plain(self) -> Planned:
+        """What is expected of the program of `jax.jit`: nothing is computed again."""
+        return self._family.as_it_is(self._settings)
 
     def least_capacity(self) -> int:
         """The least capacity with a plan, to some tenths of a percent of the largest."""

@@ -69,6 +69,51 @@ class JittedProgram:
     report: PlanReport
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlainProgram:
+    """What `jax.jit` makes of a call.
+
+    Attributes:
+      jitted: JAX's function; it refuses other calls.
+      guard: what refuses.
+      traced: what JAX traced.
+      compiled: what XLA made of it.
+    """
+
+    jitted: Any
+    guard: Guard
+    traced: jax.stages.Traced
+    compiled: jax.stages.Compiled
+
+    @property
+    def needed_bytes(self) -> int:
+        """What XLA needs for it on one device."""
+        return compiled_memory.needed_bytes(self.compiled)
+
+
+def traced_program(
+    options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Guard, jax.stages.Traced]:
+    """The function of a call under `jax.jit`, its guard, what JAX traces of it."""
+    guard = Guard()
+    jitted = options.jitted(_guarded(options.convention, guard), options.compiler_options)
+    with guard.opened():
+        return jitted, guard, jitted.trace(*args, **kwargs)
+
+
+def plain_program(
+    options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> PlainProgram:
+    """What `jax.jit` makes of a call.
+
+    Raises:
+      What `jax.jit` raises where it traces and compiles.
+    """
+    jitted, guard, traced = traced_program(options, args, kwargs)
+    with guard.opened():
+        return PlainProgram(jitted, guard, traced, traced.lower().compile())
+
+
 def make_program(
     options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> JittedProgram:
@@ -79,25 +124,41 @@ def make_program(
       NotImplementedError: it would have to be planned, and cannot be.
       What `jax.jit` raises where it traces and compiles.
     """
-    guard = Guard()
-    plain = options.jitted(_guarded(options.convention, guard), options.compiler_options)
-    with guard.opened():
-        traced = plain.trace(*args, **kwargs)
-        compiled = traced.lower().compile()
-    needed = compiled_memory.needed_bytes(compiled)
-    together = processes.spans_processes(compiled)
+    plain = plain_program(options, args, kwargs)
+    needed = plain.needed_bytes
+    together = processes.spans_processes(plain.compiled)
     if together:
-        _check_agreement(f"{options.budget} {needed} {options.respect_checkpoints}", "budgets")
+        check_agreement(f"{options.budget} {needed} {options.respect_checkpoints}", "budgets")
     budget = options.budget
     if isinstance(budget, float):
         budget = max(1, int(needed * budget))
     if budget is None or needed <= budget:
-        return JittedProgram(plain, guard, PlanReport(budget, needed, needed))
-    planning = _Planning(options, args, kwargs, traced, together=together)
-    return planning.program(compiled, budget)
+        return JittedProgram(plain.jitted, plain.guard, PlanReport(budget, needed, needed))
+    planning = Planning(options, args, kwargs, plain.traced, together=together)
+    planner = planning.planner(compiled_memory.device_count(plain.compiled))
+    fitted = fit(planner, planning.compiled, budget)
+    if fitted.smallest_bytes is not None:
+        raise BudgetExceededError(_refusal(fitted, budget, needed))
+    planned, (jitted, guard) = fitted.planned, fitted.made
+    report = PlanReport(
+        budget,
+        needed,
+        fitted.needed_bytes,
+        planned.predicted_bytes,
+        fitted.attempts,
+        planned.remade.recomputations,
+        planned.recompute_share,
+        lines_of(planned),
+    )
+    return JittedProgram(jitted, guard, report)
 
 
-def _check_agreement(text: str, what: str) -> None:
+def check_agreement(text: str, what: str) -> None:
+    """Compares a text among the processes that run a program together.
+
+    Raises:
+      RuntimeError: they differ.
+    """
     if not processes.agree(text):
         raise RuntimeError(
             f"coop_jax.jit: the processes that run this program together have different {what}."
@@ -106,8 +167,8 @@ def _check_agreement(text: str, what: str) -> None:
         )
 
 
-class _Planning:
-    """The planned program of a call.
+class Planning:
+    """Plans of a call, and what is compiled of them.
 
     Args:
       options: what the user says of the function.
@@ -130,41 +191,29 @@ class _Planning:
         self._out_tree = jax.tree.structure(traced.out_info)
         self._device = device_of(jax.tree.leaves((args, kwargs)))
 
-    def program(self, plain: jax.stages.Compiled, budget: int) -> JittedProgram:
-        """One that needs less than `plain`, what `jax.jit` makes of the function."""
+    def planner(self, devices: int) -> ProgramPlanner:
+        """The planner of the call on so many devices.
+
+        Raises:
+          NotImplementedError: it cannot be planned.
+        """
         options, device = self._options, self._device
-        planner = ProgramPlanner(
+        return ProgramPlanner(
             self._traced.jaxpr,
             [info.donated for info in jax.tree.leaves(self._traced.args_info)],
             device,
             options.profile or cost_model.profile_for(device.platform),
             options.policy,
             respect_checkpoints=options.respect_checkpoints,
-            compile=self._compiled_quickly if compiled_memory.device_count(plain) > 1 else None,
+            compile=self._compiled_quickly if devices > 1 else None,
         )
-        needed = compiled_memory.needed_bytes(plain)
-        fitted = fit(planner, self._compiled, budget)
-        if fitted.smallest_bytes is not None:
-            raise BudgetExceededError(_refusal(fitted, budget, needed))
-        planned, (jitted, guard) = fitted.planned, fitted.made
-        report = PlanReport(
-            budget,
-            needed,
-            fitted.needed_bytes,
-            planned.predicted_bytes,
-            fitted.attempts,
-            planned.remade.recomputations,
-            planned.recompute_share,
-            lines_of(planned),
-        )
-        return JittedProgram(jitted, guard, report)
 
-    def _compiled(self, planned: PlannedProgram) -> tuple[tuple[Any, Guard], int]:
+    def compiled(self, planned: PlannedProgram) -> tuple[tuple[Any, Guard], int]:
         """A plan under `jax.jit`, and what XLA needs for it."""
         guard, program = Guard(), planned.remade.program
         if self._together:
             labels = [op.kernel.label for op in program.operations]
-            _check_agreement(f"{planned.remade.origins} {labels}", "plans")
+            check_agreement(f"{planned.remade.origins} {labels}", "plans")
         xla_options = compiled_memory.options_for_plans(
             self._device.platform, self._options.compiler_options
         )

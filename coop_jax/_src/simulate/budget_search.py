@@ -13,12 +13,11 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from coop_jax._src.planning import policies
 from coop_jax._src.simulate.cpu_calibration import Profile
-from coop_jax._src.simulate.measured_costs import MeasuredCosts
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.simulate.simulator import Simulator, Workspace, traced_of
 from coop_jax._src.simulate.traced_program import TracedProgram
@@ -51,83 +50,15 @@ def _bisect(
     return low, high
 
 
-def min_budget(
-    fn: Callable[..., Any] | TracedProgram,
-    *args: Any,
-    policy: str | policies.Policy = policies.DEFAULT,
-    max_overhead: float | None = None,
-    donate_argnums: Numbers = None,
-    static_argnums: Numbers = None,
-    donate_argnames: Names = None,
-    static_argnames: Names = None,
-    device_profile: Profile = None,
-    costs: MeasuredCosts | None = None,
-    workspace: Workspace = None,
-    alternatives: bool = True,
-    resolution: float = RESOLUTION,
-    compile: bool | None = None,
-    **kwargs: Any,
-) -> int:
-    """The smallest budget with which a function completes, before anything runs.
-
-    A first call of `run` with that budget is accepted where XLA's temporary memory is known: what
-    is planned for the default device is compiled for that, unless it is a program that was traced
-    before or has its workspace or its costs given.
-
-    Args:
-      fn: a function of pytrees of arrays, or a program, as for `simulate`.
-      *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
-      policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy`.
-      max_overhead: the most recompute seconds / compute seconds that will do; None for any.
-      donate_argnums: positions of arguments that the function replaces.
-      static_argnums: positions of arguments that are Python values.
-      donate_argnames: names of arguments that the function replaces.
-      static_argnames: names of arguments that are Python values.
-      device_profile: what to plan and to price for, as for `simulate`.
-      costs: measured seconds to price the operations with, from `record_costs`.
-      workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
-      alternatives: as for `simulate`.
-      resolution: how close to the smallest, as a share of the unbudgeted peak.
-      compile: whether to compile the operations, as for `simulate`. If not, workspace that was not
-        given counts as none, and a call may need so much more. None for where it is as above.
-      **kwargs: the function's keyword arguments.
-
-    Returns:
-      Bytes. The function completes with them (within `max_overhead`).
-
-    Raises:
-      ValueError: no budget would do; or as `simulate`.
-
-    Example:
-      >>> import coop_jax, jax, jax.numpy as jnp
-      >>> def loss(w, x):
-      ...     for _ in range(16):
-      ...         x = jnp.tanh(x @ w)
-      ...     return (x**2).mean()
-      >>> x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
-      >>> least = coop_jax.min_budget(jax.grad(loss), x, x)
-      >>> coop_jax.simulate(jax.grad(loss), x, x, budget=least).feasible
-      True
-    """
-    if max_overhead is not None:
-        options.number(max_overhead, "max_overhead", least=0)
-    _check_resolution(resolution)
-    traced = traced_of(
-        fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
-    )
-    given = (device_profile, costs, workspace)
-    if compile is None:
-        compile = not isinstance(fn, TracedProgram) and all(x is None for x in given)
-    simulator = Simulator(
-        traced, policy, device_profile, costs, workspace, alternatives, compile=compile
-    )
-    return least_budget(simulator, max_overhead, resolution)
-
-
 def least_budget(
     simulator: Simulator, max_overhead: float | None = None, resolution: float = RESOLUTION
 ) -> int:
-    """As `min_budget`, of what is simulated.
+    """The smallest budget with which what is simulated completes, in bytes.
+
+    Args:
+      simulator: of the program; what it plans for afterwards may be without its own search.
+      max_overhead: the most recompute seconds / compute seconds that will do; None for any.
+      resolution: how close to the smallest, as a share of the unbudgeted peak.
 
     Raises:
       ValueError: no budget would do.
@@ -176,7 +107,7 @@ def cutoff_budget(
     Returns:
       Bytes; 0 if nothing is evicted with any budget that works.
     """
-    _check_resolution(resolution)
+    check_resolution(resolution)
     traced = traced_of(
         fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
     )
@@ -194,7 +125,12 @@ def cutoff_budget(
     return below if below and simulator.plan(below).feasible else 0
 
 
-def _check_resolution(resolution: float) -> None:
+def check_resolution(resolution: float) -> None:
+    """Refuses what is no share of the peak.
+
+    Raises:
+      TypeError, ValueError: it is none.
+    """
     if not options.number(resolution, "resolution", least=0, most=1):
         raise ValueError("resolution must be a share of the peak, between 0 and 1, got 0")
 
@@ -205,67 +141,26 @@ def _range(simulator: Simulator, resolution: float) -> tuple[int, int, int]:
     return peak, step, 4 * peak + (1 << 20)
 
 
-def sweep(
-    fn: Callable[..., Any] | TracedProgram,
-    *args: Any,
-    budget: Sequence[budgets.Budget],
-    policy: str | policies.Policy | Sequence[str | policies.Policy] = policies.DEFAULT,
-    donate_argnums: Numbers = None,
-    static_argnums: Numbers = None,
-    donate_argnames: Names = None,
-    static_argnames: Names = None,
-    device_profile: Profile = None,
-    costs: MeasuredCosts | None = None,
-    workspace: Workspace = None,
-    alternatives: bool = True,
-    give_up: float = 16.0,
-    progress: bool | None = None,
-    **kwargs: Any,
+def swept(
+    name: str,
+    simulators: Sequence[Simulator],
+    given: Sequence[budgets.Budget],
+    *,
+    shown: bool,
 ) -> list[Simulation]:
-    """Simulates many budgets and policies, with all cores.
+    """Simulates budgets with each of some simulators of one program, with all cores.
 
     Args:
-      fn: a function of pytrees of arrays, or a program, as for `simulate`; traced once.
-      *args: the function's arguments; arrays or `jax.ShapeDtypeStruct`s.
-      budget: budgets, as for `simulate`. Fractions are of the unbudgeted peak of each policy: give
-        bytes to compare policies at the same budget.
-      policy: one policy, or several.
-      donate_argnums: positions of arguments that the function replaces.
-      static_argnums: positions of arguments that are Python values.
-      donate_argnames: names of arguments that the function replaces.
-      static_argnames: names of arguments that are Python values.
-      device_profile: what to plan and to price for, as for `simulate`.
-      costs: measured seconds to price the operations with, from `record_costs`.
-      workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
-      alternatives: as for `simulate`.
-      give_up: a plan that recomputes this many times as many operations as there are counts as not
-        feasible, and is given up; less makes sweeps of hopeless budgets shorter.
-      progress: whether to show it on stderr, with tqdm if that is installed; if None, as
-        COOP_JAX_PROGRESS says, or where stderr is a terminal or a notebook's.
-      **kwargs: the function's keyword arguments.
-
-    Returns:
-      A simulation for each policy and budget, policies outermost, in order. Where a budget does not
-      suffice, none that would is looked for.
+      name: of the program.
+      simulators: of a policy each.
+      given: budgets; a fraction is one of each simulator's unbudgeted peak.
+      shown: whether to show progress on stderr.
     """
-    if isinstance(budget, str) or not isinstance(budget, Iterable):
-        raise TypeError(f"budget must be a list of budgets, got {options.shown(budget)}")
-    given = [budgets.check_budget(b) for b in budget]
-    several = not isinstance(policy, (str, policies.Policy)) and isinstance(policy, Iterable)
-    chosen = [policies.resolve_policy(p) for p in (policy if several else [policy])]  # type: ignore
-    shown = progresses.is_shown(None if progress is None else options.flag(progress, "progress"))
-    traced = traced_of(
-        fn, args, kwargs, donate_argnums, donate_argnames, static_argnums, static_argnames
-    )
-    simulators = [
-        Simulator(traced, p, device_profile, costs, workspace, alternatives, give_up)
-        for p in chosen
-    ]
     jobs = [(s, s.resolve(b)) for s in simulators for b in given]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         futures = [threads.submit(s.simulate, b, find_smallest=False) for s, b in jobs]
         done = concurrent.futures.as_completed(futures)
-        for _ in _shown(done, len(futures), traced.name) if shown else done:
+        for _ in _shown(done, len(futures), name) if shown else done:
             pass
         return [future.result() for future in futures]
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from coop_jax import _core
+from coop_jax._src.execution.stats import mean_fragmentation
+from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
 from coop_jax._src.util.options import format_bytes, format_seconds
 
@@ -94,3 +97,50 @@ class Simulation:
           [False]
         """
         return self.plan.actions
+
+
+def simulation_of(
+    plan: _core.Plan,
+    policy: policies.Policy,
+    budget_bytes: int | None,
+    unbudgeted_peak_bytes: int,
+    *,
+    smallest_budget_bytes: int | None,
+    workspace_bytes: int,
+    workspace_is_known: bool,
+    compute_seconds: float,
+    recompute_seconds: float,
+) -> Simulation:
+    """What a plan does, with what it does not say itself."""
+    stats = plan.stats
+    searches = sorted(plan.search_seconds)
+    count = len(searches)
+    return Simulation(
+        feasible=plan.feasible,
+        policy=policy,
+        budget_bytes=budget_bytes,
+        unbudgeted_peak_bytes=unbudgeted_peak_bytes,
+        smallest_budget_bytes=smallest_budget_bytes,
+        peak_bytes=planning.peak_bytes(stats),
+        external_bytes=stats.peak_outside_bytes,
+        workspace_bytes=workspace_bytes,
+        workspace_is_known=workspace_is_known,
+        operations=stats.operations,
+        evictions=stats.evictions,
+        rematerialisations=stats.recomputations,
+        compute_seconds=compute_seconds,
+        recompute_seconds=recompute_seconds,
+        overhead=recompute_seconds / compute_seconds if compute_seconds else 0.0,
+        fragmentation=mean_fragmentation(
+            stats.fragmentation_sum,
+            stats.fragmentation_count,
+            stats.fragmentation_max,
+        ),
+        max_fragmentation=stats.fragmentation_max,
+        searches=count,
+        search_seconds=stats.search_seconds,
+        mean_search_seconds=math.fsum(searches) / max(1, count),
+        p99_search_seconds=searches[math.ceil(0.99 * count) - 1] if count else 0.0,
+        max_search_seconds=searches[-1] if count else 0.0,
+        plan=plan,
+    )

@@ -21,7 +21,6 @@ Source: paper section 4.2 (metrics).
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ import jax
 from coop_jax import _core
 from coop_jax._src.compat import contexts
 from coop_jax._src.execution import fitting
-from coop_jax._src.execution.stats import mean_fragmentation
 from coop_jax._src.ir import cost_model as cost_models
 from coop_jax._src.ir import kernels
 from coop_jax._src.planning import planner as planning
@@ -39,7 +37,7 @@ from coop_jax._src.planning.planner import PlanSettings
 from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.simulate.cpu_calibration import Profile, profile_of
 from coop_jax._src.simulate.measured_costs import MeasuredCosts
-from coop_jax._src.simulate.simulation import Simulation
+from coop_jax._src.simulate.simulation import Simulation, simulation_of
 from coop_jax._src.simulate.traced_program import TracedProgram, trace_program
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
@@ -199,36 +197,16 @@ class Simulator:
                     continue
                 recompute += self.prices[action.operation] if action.recompute else 0.0
                 compute += 0.0 if action.recompute else self.prices[action.operation]
-        searches = sorted(plan.search_seconds)
-        count = len(searches)
-        return Simulation(
-            feasible=plan.feasible,
-            policy=self.settings.policy,
-            budget_bytes=budget_bytes,
-            unbudgeted_peak_bytes=self.unbudgeted_peak_bytes,
+        return simulation_of(
+            plan,
+            self.settings.policy,
+            budget_bytes,
+            self.unbudgeted_peak_bytes,
             smallest_budget_bytes=smallest,
-            peak_bytes=planning.peak_bytes(stats),
-            external_bytes=stats.peak_outside_bytes,
             workspace_bytes=self.workspace_bytes,
             workspace_is_known=self.workspace_is_known,
-            operations=stats.operations,
-            evictions=stats.evictions,
-            rematerialisations=stats.recomputations,
             compute_seconds=compute,
             recompute_seconds=recompute,
-            overhead=recompute / compute if compute else 0.0,
-            fragmentation=mean_fragmentation(
-                stats.fragmentation_sum,
-                stats.fragmentation_count,
-                stats.fragmentation_max,
-            ),
-            max_fragmentation=stats.fragmentation_max,
-            searches=count,
-            search_seconds=stats.search_seconds,
-            mean_search_seconds=math.fsum(searches) / max(1, count),
-            p99_search_seconds=searches[math.ceil(0.99 * count) - 1] if count else 0.0,
-            max_search_seconds=searches[-1] if count else 0.0,
-            plan=plan,
         )
 
 

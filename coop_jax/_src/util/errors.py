@@ -86,7 +86,7 @@ class CompiledBudgetReport:
             ("under jax.jit", self.jit_bytes),
         ]
         return "\n".join(
-            [f"the budget does not suffice: {self.attempts} plans were compiled, none fits."]
+            [f"the budget does not suffice: of {self.attempts} compiled plans none fits."]
             + [f"  {name}: {format_bytes(count)} ({count} bytes)" for name, count in rows]
             + [
                 "What to change: raise budget= to at least the smallest that would do, donate what"

@@ -1,0 +1,184 @@
+"""Budgets of a call of `coop_jax.jit`: the least that is accepted, what is expected of others.
+
+Model: what a call accepts is decided by XLA's numbers, so the least budget is found by compiling,
+and every answer is one that a call accepts. What is expected of a budget is what the first plan
+made for it says; no plan is compiled for that.
+
+Thread rule: functions of their arguments. Cost: `least_budget` compiles twice, some more times with
+a limit of overhead; `predictions` only plans.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from coop_jax._src.compat import compiled_memory, processes
+from coop_jax._src.jit.fitting import CORRECTION, FIRST_SHARE, fit, least_needed
+from coop_jax._src.jit.program_family import Planned
+from coop_jax._src.jit.program_planner import ProgramPlanner
+from coop_jax._src.jit.programs import (
+    JitOptions,
+    Planning,
+    check_agreement,
+    plain_program,
+    traced_program,
+)
+from coop_jax._src.jit.signatures import signature_key
+from coop_jax._src.planning import planner as planning
+from coop_jax._src.planning.policies import Policy
+from coop_jax._src.util import progress
+
+# How close a capacity is found to the least within an overhead, as a share of the largest: about
+# seven plans. A budget is then tried, and raised a few times by at least so much, until a call with
+# it is within the overhead.
+_RESOLUTION = 0.01
+_MOST_TRIED = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is expected of a budget.
+
+    Attributes:
+      policy: how it was planned.
+      budget_bytes: on one device; None without a budget.
+      plain_bytes: what is expected that `jax.jit` needs.
+      planned: the plan, feasible or not.
+    """
+
+    policy: Policy
+    budget_bytes: int | None
+    plain_bytes: int
+    planned: Planned
+
+
+def least_budget(
+    options: JitOptions,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    max_overhead: float | None = None,
+) -> int:
+    """The least budget that a call accepts, in bytes; that of `options` does not matter.
+
+    Args:
+      options: of the function.
+      args: of the call; arrays or `jax.ShapeDtypeStruct`s.
+      kwargs: likewise.
+      max_overhead: the most recompute seconds / compute seconds that will do; None for any.
+
+    Raises:
+      NotImplementedError: the program cannot be planned.
+      What `jax.jit` raises where it traces and compiles.
+    """
+    signature_key(options.convention, args, kwargs)  # refuses what is no array
+    plain = plain_program(options, args, kwargs)
+    needed = plain.needed_bytes
+    together = processes.spans_processes(plain.compiled)
+    if together:
+        check_agreement(f"{max_overhead} {needed} {options.respect_checkpoints}", "limits")
+    devices = compiled_memory.device_count(plain.compiled)
+    compiling = Planning(options, args, kwargs, plain.traced, together=together)
+    planner = compiling.planner(devices)
+    if max_overhead is None:
+        return min(needed, least_needed(planner, compiling.compiled))
+    return _least_within(planner, compiling, needed, max_overhead)
+
+
+def _least_within(
+    planner: ProgramPlanner, compiling: Planning, plain_bytes: int, max_overhead: float
+) -> int:
+    """The least budget found with which a call compiles a plan that is within the overhead.
+
+    Without recomputation a call has the program of `jax.jit`: with more than that needs nothing has
+    to be tried.
+    """
+    capacity = _least_capacity_within(planner, max_overhead)
+    budget = math.ceil(capacity / FIRST_SHARE)
+    if capacity == planner.least_capacity():
+        budget = least_needed(planner, compiling.compiled)
+    for _ in range(_MOST_TRIED):
+        if budget >= plain_bytes:
+            break
+        fitted = fit(planner, compiling.compiled, budget)
+        if fitted.needed_bytes <= budget and fitted.planned.overhead <= max_overhead:
+            return budget
+        # A call whose first plan needs too much corrects it by as much.
+        first = fitted.attempts[0]
+        excess = first.needed_bytes / first.predicted_bytes
+        corrected = capacity * excess / CORRECTION
+        budget = math.ceil(max(corrected, budget * (1 + _RESOLUTION)))
+    return plain_bytes
+
+
+def _least_capacity_within(planner: ProgramPlanner, max_overhead: float) -> int:
+    def will_do(capacity: int) -> bool:
+        found = planner.predict(capacity)
+        return found.plan.feasible and found.overhead <= max_overhead
+
+    low = planner.least_capacity()
+    high = planning.peak_bytes(planner.predict_plain().plan.stats)
+    if will_do(low):
+        return low
+    resolution = max(1, int(high * _RESOLUTION))
+    while high - low > resolution:
+        middle = (low + high) // 2
+        if will_do(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def predictions(
+    options: JitOptions,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    budgets: Sequence[int | float | None],
+    policies: Sequence[Policy],
+) -> list[Prediction]:
+    """What is expected of budgets under policies: the first plan that a call makes for each.
+
+    Args:
+      options: of the function; its budget and policy do not matter.
+      args: of the call; arrays or `jax.ShapeDtypeStruct`s.
+      kwargs: likewise.
+      budgets: bytes, fractions of what is expected that `jax.jit` needs, or None.
+      policies: how to plan.
+
+    Returns:
+      One for each policy and budget, policies outermost.
+
+    Raises:
+      NotImplementedError: the program cannot be planned.
+      What `jax.jit` raises where it traces.
+    """
+    signature_key(options.convention, args, kwargs)  # refuses what is no array
+    _, guard, traced = traced_program(options, args, kwargs)
+    with guard.opened():
+        devices = compiled_memory.partitions(traced.lower())
+    found = []
+    with progress.progress_bar(len(policies) * len(budgets), "planning") as bar:
+        for policy in policies:
+            asked = dataclasses.replace(options, policy=policy)
+            # Processes need not agree: nothing is made that they run together.
+            planner = Planning(asked, args, kwargs, traced, together=False).planner(devices)
+            plain = planner.predict_plain()
+            for budget in budgets:
+                found.append(_prediction(planner, plain, policy, budget))
+                bar.update()
+    return found
+
+
+def _prediction(
+    planner: ProgramPlanner, plain: Planned, policy: Policy, budget: int | float | None
+) -> Prediction:
+    plain_bytes = planning.peak_bytes(plain.plan.stats)
+    if isinstance(budget, float):
+        budget = max(1, int(plain_bytes * budget))
+    planned = plain
+    if budget is not None and budget < plain_bytes:
+        planned = planner.predict(int(budget * FIRST_SHARE))
+    return Prediction(policy, budget, plain_bytes, planned)
