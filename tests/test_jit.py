@@ -406,3 +406,22 @@ def test_errors_of_the_function_are_the_users_own() -> None:
         coop_jax.jit(broken, budget=0.5)(batch())
     assert "Refused" not in str(ours.value)
     assert ours.value.__cause__ is None or "guard" not in str(ours.value.__cause__)
+
+
+def test_references_run_where_the_program_of_jit_fits() -> None:
+    def counted(ref: Any, p: Any, x: Any) -> Any:
+        ref[...] += 1
+        return step(p, x)
+
+    count = jax.new_ref(jnp.int32(0))
+    planned = coop_jax.jit(counted, budget="1GiB")
+    for _ in range(2):
+        assert_close(planned(count, params(), batch()), jax.jit(step)(params(), batch()))
+    assert count[...] == 2
+    refused = coop_jax.jit(counted, budget=0.6)
+    closed = coop_jax.jit(lambda p, x: counted(count, p, x), budget=0.6)
+    with pytest.raises(NotImplementedError, match="mutable references"):
+        refused(count, params(), batch())
+    with pytest.raises(NotImplementedError, match="mutable references"):
+        closed(params(), batch())
+    assert count[...] == 2

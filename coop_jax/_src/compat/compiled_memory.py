@@ -51,8 +51,16 @@ def quick_options(platform: str, given: Mapping[str, Any] | None) -> dict[str, A
 
 def device_count(compiled: jax.stages.Compiled) -> int:
     """On how many devices a program runs."""
-    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-    return max((len(s.device_set) for s in shardings), default=1)
+    return max((len(s.device_set) for s in shardings_of(compiled)), default=1)
+
+
+def shardings_of(compiled: jax.stages.Compiled) -> list[jax.sharding.Sharding]:
+    """Where the arguments and results of a program lie."""
+    try:
+        inputs = jax.tree.leaves(compiled.input_shardings)
+    except ValueError:  # of what closes over mutable references JAX cannot say it
+        inputs = []
+    return [*inputs, *jax.tree.leaves(compiled.output_shardings)]
 
 
 def partitions(lowered: jax.stages.Lowered) -> int:

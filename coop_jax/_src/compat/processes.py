@@ -11,10 +11,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from coop_jax._src.compat import compiled_memory
+
 
 def spans_processes(compiled: jax.stages.Compiled) -> bool:
     """Whether a program runs on devices of several processes."""
-    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    shardings = compiled_memory.shardings_of(compiled)
     return len({d.process_index for s in shardings for d in s.device_set}) > 1
 
 

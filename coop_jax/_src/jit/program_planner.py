@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from coop_jax._src.compat import jaxprs, refs
 from coop_jax._src.ir import cost_model, primitives
 from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Program
@@ -82,6 +83,13 @@ class ProgramPlanner:
         respect_checkpoints: bool,
         compile: Callable[[Callable[..., list[Any]]], Any] | None,
     ):
+        opened, _ = jaxprs.open_closed(jaxpr)
+        if any(refs.is_ref_aval(v.aval) for v in (*opened.invars, *opened.constvars)):
+            raise NotImplementedError(
+                "coop_jax.jit cannot plan a function that reads or writes mutable references"
+                " (jax.new_ref) that are its arguments or that it closes over. It runs where what"
+                " jax.jit makes of it is within the budget; else pass arrays and return new ones."
+            )
         opaque = primitives.CONTROL_FLOW | primitives.UNSUPPORTED
         if respect_checkpoints:
             opaque |= _CHECKPOINTS

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from coop_jax._src.compat import compiled_memory, jaxprs, processes
+from coop_jax._src.compat import compiled_memory, jaxprs, processes, refs
 from coop_jax._src.compat.guards import Guard
 from coop_jax._src.ir import cost_model
 from coop_jax._src.jit.emission import emitted, first_read
@@ -270,7 +270,7 @@ def _guarded(convention: Convention, guard: Guard) -> Callable[..., Any]:
         guard.check()
         static, leaves, tree = convention.flatten(args, kwargs)
         flat, _ = convention.flat_function(static, leaves, tree)
-        watched = [guard.watched(x) for x in leaves]
+        watched = [x if refs.is_ref_aval(jaxprs.aval_of(x)) else guard.watched(x) for x in leaves]
         given = {id(w): x for w, x in zip(watched, leaves, strict=True)}
         # An argument that is returned is the argument: JAX passes it on without computing it.
         return jax.tree.map(lambda x: given.get(id(x), x), flat(*watched))

@@ -41,7 +41,8 @@ def device_of(leaves: Sequence[Any]) -> jax.Device:
 
 def _kind(leaf: Any) -> Hashable:
     aval = jaxprs.aval_of(leaf)
-    return aval.shape, aval.dtype, aval.weak_type, _placed(leaf)
+    weak = getattr(aval, "weak_type", False)  # mutable references have none
+    return type(aval), aval.shape, aval.dtype, weak, _placed(leaf)
 
 
 def _placed(leaf: Any) -> Any:
