@@ -9,6 +9,7 @@ and moves what that has placed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,17 +55,11 @@ def device_count(compiled: jax.stages.Compiled) -> int:
     return max((len(s.device_set) for s in shardings_of(compiled)), default=1)
 
 
-def shardings_of(compiled: jax.stages.Compiled) -> list[jax.sharding.Sharding]:
-    """Where the arguments and results of a program lie."""
-    try:
-        inputs = jax.tree.leaves(compiled.input_shardings)
-    except ValueError:  # of what closes over mutable references JAX cannot say it
-        inputs = []
-    return [*inputs, *jax.tree.leaves(compiled.output_shardings)]
-
-
-def partitions(lowered: jax.stages.Lowered) -> int:
-    """On how many devices a program will run that is not compiled yet."""
-    module = lowered.compiler_ir("stablehlo")
-    assert module is not None
-    return int(module.operation.attributes["mhlo.num_partitions"].value)
+def shardings_of(compiled: jax.stages.Compiled) -> list[Any]:
+    """Where the arguments and results of a program lie: `jax.sharding.Sharding`s."""
+    found: list[Any] = []
+    for name in ("input_shardings", "output_shardings"):
+        # Of what closes over mutable references JAX cannot say it.
+        with contextlib.suppress(ValueError):
+            found += jax.tree.leaves(getattr(compiled, name))
+    return found
