@@ -102,11 +102,11 @@ def trained(kind: str, mode: str, share: float, devices: int) -> dict[str, Any]:
     ("kind", "mode", "share", "devices"),
     [
         ("data", "auto", 0.6, 2),
-        ("data", "explicit", 0.6, 4),
+        pytest.param("data", "explicit", 0.6, 4, marks=pytest.mark.slow),
         ("fsdp", "auto", 0.5, 4),
         ("fsdp", "explicit", 0.6, 8),
-        ("tensor", "auto", 0.7, 2),
-        ("data-scanned", "auto", 0.7, 4),
+        pytest.param("tensor", "auto", 0.7, 2, marks=pytest.mark.slow),
+        pytest.param("data-scanned", "auto", 0.7, 4, marks=pytest.mark.slow),
         ("fsdp-scanned", "auto", 0.6, 4),
     ],
 )
@@ -181,7 +181,7 @@ def _together(program: str, *arguments: str, processes: int) -> list[str]:
     return [out for out, _ in outputs]
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_make_the_same_plan(processes: int) -> None:
     kinds = ("fsdp", "auto", "0.6")
     outputs = _together(TOGETHER + TRAIN, *kinds, processes=processes)

@@ -147,7 +147,7 @@ def assert_close(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.75, 0.5])
+@pytest.mark.parametrize("share", [0.75, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
 def test_what_scans_stack_is_within_the_budget(loss: Callable[..., Any], share: float) -> None:
     step, args = train(loss), arguments(loss)

@@ -63,3 +63,10 @@ def shardings_of(compiled: jax.stages.Compiled) -> list[Any]:
         with contextlib.suppress(ValueError):
             found += jax.tree.leaves(getattr(compiled, name))
     return found
+
+
+def partitions(lowered: jax.stages.Lowered) -> int:
+    """On how many devices a program will run that is not compiled yet."""
+    module = lowered.compiler_ir("stablehlo")
+    assert module is not None
+    return int(module.operation.attributes["mhlo.num_partitions"].value)
