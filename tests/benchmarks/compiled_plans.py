@@ -54,7 +54,13 @@ _KNOWN = (
     *("resnet50", "inception", "unet", "swin", "bert", "gpt3", "bilstm", "spos"),
     *more_networks.NETWORKS,
 )
-_NETWORKS = flags.DEFINE_list("networks", list(_KNOWN), f"Which of {', '.join(_KNOWN)}.")
+_THEIRS = "theirs:"
+_NETWORKS = flags.DEFINE_list(
+    "networks",
+    list(_KNOWN),
+    f"Which of {', '.join(_KNOWN)}; {_THEIRS}NAME is a network of another library, one of"
+    " tests.benchmarks.passes (extra `benchmarks`).",
+)
 _SHARES = flags.DEFINE_list(
     "shares", ["1", "0.9", "0.7", "0.5", "0.4", "0.3"], "Budgets, as shares of what jit needs."
 )
@@ -265,10 +271,18 @@ def _needing_more(cells: Sequence[Cell]) -> list[Cell]:
     ]
 
 
+def _program_of(name: str) -> Program:
+    if name.startswith(_THEIRS):
+        from tests.benchmarks.passes import networks  # needs the libraries
+
+        return networks.network(name.removeprefix(_THEIRS))
+    return program_of(name)
+
+
 def _print_network(name: str) -> list[Cell]:
     """Prints its table; returns its cells."""
     print(f"{name}:", file=sys.stderr, flush=True)
-    cells = _cells(program_of(name))
+    cells = _cells(_program_of(name))
     for number in range(-_WARMUPS.value, _REPEATS.value):
         for cell in cells:
             cell.take(timed=number >= 0)
@@ -312,7 +326,8 @@ def _print_summary(tables: Mapping[str, list[Cell]]) -> None:
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unknown arguments: {argv[1:]}")
-    if unknown := set(_NETWORKS.value) - set(_KNOWN):
+    theirs = {name for name in _NETWORKS.value if name.startswith(_THEIRS)}
+    if unknown := set(_NETWORKS.value) - set(_KNOWN) - theirs:
         raise app.UsageError(f"unknown networks: {sorted(unknown)}")
     jax.config.update("jax_enable_compilation_cache", False)
     print(machine.heading(_REPEATS.value, _WARMUPS.value))
