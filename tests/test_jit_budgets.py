@@ -59,7 +59,7 @@ def test_the_least_budget_is_accepted_and_a_byte_less_is_refused(
     options: dict[str, Any] = {"donate_argnums": donated}
     least = coop_jax.min_budget(step, *args, front_end="jit", **options)
     report = coop_jax.jit(step, budget=least, **options).plan(*args)
-    assert report.needed_bytes == least < 0.6 * report.jit_bytes
+    assert report.needed_bytes == least < 0.7 * report.jit_bytes
     # Another plan could need less than the smallest one; of these programs none does.
     for budget in (least - 1, int(0.95 * least)):
         with pytest.raises(coop_jax.BudgetExceededError) as info:
