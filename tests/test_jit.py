@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -425,3 +426,36 @@ def test_references_run_where_the_program_of_jit_fits() -> None:
     with pytest.raises(NotImplementedError, match="mutable references"):
         closed(params(), batch())
     assert count[...] == 2
+
+
+def test_nans_are_found_as_under_jit() -> None:
+    planned = coop_jax.jit(lambda x: jnp.log(-x), budget="1GiB")
+    with jax.debug_nans(True):
+        for _ in range(2):
+            with pytest.raises(FloatingPointError, match="nan"):
+                planned(jnp.ones(3))
+
+
+def test_where_jit_is_disabled_it_is_the_function() -> None:
+    planned = coop_jax.jit(loss, budget=100)
+    with jax.disable_jit():
+        np.testing.assert_allclose(planned(params(), batch()), loss(params(), batch()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [0.6, "1GiB"])
+def test_what_was_traced_can_be_used_outside_of_calls(budget: Any) -> None:
+    planned = coop_jax.jit(step, budget=budget)
+    args = (params(), batch())
+    traced = planned.trace(*args)
+    leaves = jax.tree.leaves(args)
+    found = jax.core.eval_jaxpr(traced.jaxpr.jaxpr, traced.jaxpr.consts, *leaves)
+    expected = jax.jit(step)(*args)
+    assert_close(found, jax.tree.leaves(expected))
+    assert traced.lower(lowering_platforms=("tpu",)) is not None
+    assert_close(jax.export.export(planned)(*args).call(*args), expected)
+
+
+def test_it_is_copied_as_functions_are() -> None:
+    planned = coop_jax.jit(step, budget=0.6)
+    assert copy.copy(planned) is planned
+    assert copy.deepcopy(planned) is planned

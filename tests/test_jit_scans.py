@@ -122,7 +122,25 @@ def remembered(params: Any, x: Any) -> Any:
     return (jax.lax.scan(cell, jnp.zeros(4 * WIDTH), x)[1] ** 2).mean()
 
 
+def states_before(params: Any, x: Any) -> Any:
+    """What enters each iteration is stacked, and read by the loss, too."""
+    x, path = jax.lax.scan(lambda x, w: (layer(x, w), x), x, params)
+    return (path**2).mean() + x.mean()
+
+
+def counted(params: Any, x: Any) -> Any:
+    """The first of what is carried is a number."""
+
+    def body(carry: Any, w: Any) -> Any:
+        n, x = carry
+        return (n + 1, layer(x * (1 + 0.01 * n), w)), None
+
+    return (jax.lax.scan(body, (0, x), params)[0][1] ** 2).mean()
+
+
 LOSSES = [
+    states_before,
+    counted,
     plain,
     backwards,
     unrolled,
@@ -243,3 +261,50 @@ def test_second_derivatives() -> None:
     args = arguments(plain)
     assert planned.plan(*args).attempts
     assert_close(planned(*args), jax.jit(curvature)(*args))
+
+
+@pytest.mark.parametrize("scanned", ["xs", "carry", "before", "swapped", "both"])
+def test_what_is_stacked_may_be_anything_the_body_has(scanned: str) -> None:
+    def fn(params: Any, x: Any, y: Any) -> Any:
+        def loss(params: Any) -> Any:
+            def body(carry: Any, w: Any) -> Any:
+                a, b = carry
+                c = layer(a, w) + 0.1 * b
+                after = (b, c) if scanned == "swapped" else (c, b)
+                rows = {"xs": w[0], "carry": c, "before": a, "swapped": b, "both": (a, c, a)}
+                return after, rows[scanned]
+
+            (a, b), rows = jax.lax.scan(body, (x, y), params)
+            return (a * b).mean() + sum((r**2).mean() for r in jax.tree.leaves(rows)), rows
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    y = jax.random.normal(jax.random.key(5), (ROWS, WIDTH))
+    args = (*arguments(plain), y)
+    planned = coop_jax.jit(fn, budget=0.85)
+    assert planned.plan(*args).attempts
+    assert_close(planned(*args), jax.jit(fn)(*args))
+
+
+def test_scans_that_stack_keys() -> None:
+    def fn(params: Any, x: Any, key: Any) -> Any:
+        def loss(params: Any) -> Any:
+            def body(x: Any, row: Any) -> Any:
+                w, k = row
+                kept = jax.random.bernoulli(k, 0.9, x.shape)
+                return layer(x, w) * kept, (jax.random.fold_in(k, 1), kept.sum())
+
+            x_, made = jax.lax.scan(body, x, (params, jax.random.split(key, LAYERS)))
+            return (x_**2).mean(), made
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    args = (*arguments(plain), jax.random.key(3))
+    planned = coop_jax.jit(fn, budget=0.7)
+    assert planned.plan(*args).attempts
+    grads, (keys, kept) = planned(*args)
+    right, (right_keys, right_kept) = jax.jit(fn)(*args)
+    assert_close(grads, right)
+    assert keys.dtype == right_keys.dtype
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(right_keys))
+    np.testing.assert_array_equal(kept, right_kept)

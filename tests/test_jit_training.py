@@ -1,4 +1,4 @@
-"""Twenty steps under `coop_jax.jit` and `jax.jit`: the same losses up to rounding, the same masks."""
+"""Twenty steps under `coop_jax.jit`: the losses of `jax.jit` up to rounding, the same masks."""
 
 from __future__ import annotations
 

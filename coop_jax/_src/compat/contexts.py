@@ -97,6 +97,11 @@ def other_than(context: Context) -> Context | None:
     return None if now is context else now
 
 
+def jit_is_disabled() -> bool:
+    """Whether the user has switched `jax.jit` off here (`jax.disable_jit`)."""
+    return bool(_config.disable_jit.value)
+
+
 def default_device() -> jax.Device:
     """The device that `jax.jit` runs on where nothing says otherwise: `jax.default_device`."""
     device: jax.Device = _pxla.get_default_device()

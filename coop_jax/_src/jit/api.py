@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
-from coop_jax._src.compat import transforms
+from coop_jax._src.compat import contexts, transforms
 from coop_jax._src.compat.guards import Refused
 from coop_jax._src.ir.cost_model import DeviceProfile
 from coop_jax._src.jit import budget_search
@@ -132,7 +132,7 @@ class PlannedFunction(Generic[P, R]):
           BudgetExceededError: no plan that was found fits the budget; nothing has run.
           What `jax.jit` raises.
         """
-        if not transforms.at_top():
+        if not transforms.at_top() or contexts.jit_is_disabled():
             return self._plain(*args, **kwargs)  # type: ignore[no-any-return]
         try:
             return self._last(*args, **kwargs)  # type: ignore[no-any-return]
@@ -208,10 +208,8 @@ class PlannedFunction(Generic[P, R]):
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The program of a call, traced; as `jax.jit(fn).trace`."""
-        program = self._program(args, kwargs)
-        with program.guard.opened():
-            traced: jax.stages.Traced = program.jitted.trace(*args, **kwargs)
-            return traced
+        traced: jax.stages.Traced = self._program(args, kwargs).unguarded.trace(*args, **kwargs)
+        return traced
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of results; as `jax.jit(fn).eval_shape`."""
@@ -225,12 +223,22 @@ class PlannedFunction(Generic[P, R]):
             if self._options.budget is not None:
                 self._last = _refuse
 
+    def __copy__(self) -> PlannedFunction[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedFunction[P, R]:
+        return self  # functions are not copied
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method."""
         return self if instance is None else functools.partial(self, instance)
 
     def _program(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JittedProgram:
-        key = signature_key(self._options.convention, args, dict(kwargs))
+        try:
+            key = signature_key(self._options.convention, args, dict(kwargs))
+        except (TypeError, ValueError, OverflowError):
+            self._plain.trace(*args, **kwargs)  # JAX says what is wrong with the arguments
+            raise
         with self._lock:
             found = self._programs.get(key)
             if found is None:

@@ -164,7 +164,7 @@ def scanned(
     reads, so they are made when it begins.
     """
     length, (last, rows) = scan.parts.length, _shapes(iteration, carry, xs)
-    anchor = next((x for x in (*carry, *xs) if x.size), None)
+    anchor = next((x for x in (*carry, *xs) if isinstance(x, jaxprs.Tracer) and x.size), None)
     if anchor is None or not rows or not length:
         made = jax.lax.scan(
             iteration, list(carry), list(xs), length=length, reverse=scan.parts.reverse
@@ -200,8 +200,8 @@ def _shapes(
 ) -> tuple[list[Any], list[Any]]:
     """Of what an iteration carries on and of the rows that it makes."""
     one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
-    shapes: tuple[list[Any], list[Any]] = jax.eval_shape(iteration, list(carry), one)
-    return shapes
+    last, rows = jax.eval_shape(iteration, list(carry), one)
+    return list(map(jaxprs.aval_of, last)), list(map(jaxprs.aval_of, rows))
 
 
 def _zeros_after(anchor: Any, rows: Sequence[Any], length: int) -> list[Any]:

@@ -61,11 +61,13 @@ class JittedProgram:
     Attributes:
       jitted: JAX's function; it refuses what it was not made for.
       guard: what refuses.
+      unguarded: the same function for what is done with it outside of calls, such as its jaxpr.
       report: what was found.
     """
 
     jitted: Any
     guard: Guard
+    unguarded: Any
     report: PlanReport
 
 
@@ -133,7 +135,9 @@ def make_program(
     if isinstance(budget, float):
         budget = max(1, int(needed * budget))
     if budget is None or needed <= budget:
-        return JittedProgram(plain.jitted, plain.guard, PlanReport(budget, needed, needed))
+        unguarded = options.jitted(options.convention.fn, options.compiler_options)
+        report = PlanReport(budget, needed, needed)
+        return JittedProgram(plain.jitted, plain.guard, unguarded, report)
     planning = Planning(options, args, kwargs, plain.traced, together=together)
     planner = planning.planner(compiled_memory.device_count(plain.compiled))
     fitted = fit(planner, planning.compiled, budget)
@@ -150,7 +154,7 @@ def make_program(
         planned.recompute_share,
         lines_of(planned),
     )
-    return JittedProgram(jitted, guard, report)
+    return JittedProgram(jitted, guard, planning.unguarded(planned), report)
 
 
 def check_agreement(text: str, what: str) -> None:
@@ -214,11 +218,8 @@ class Planning:
         if self._together:
             labels = [op.kernel.label for op in program.operations]
             check_agreement(f"{planned.remade.origins} {labels}", "plans")
-        xla_options = compiled_memory.options_for_plans(
-            self._device.platform, self._options.compiler_options
-        )
         function = self._called_alike(emitted(program), guard, first_read(program))
-        jitted = self._options.jitted(function, xla_options)
+        jitted = self._options.jitted(function, self._xla_options())
         with guard.opened():
             made = jitted.lower(*self._args, **self._kwargs).compile()
         return (jitted, guard), compiled_memory.needed_bytes(made)
@@ -234,8 +235,18 @@ class Planning:
             made: jax.stages.Compiled = jitted.lower(*self._args, **self._kwargs).compile()
         return made
 
+    def unguarded(self, planned: PlannedProgram) -> Any:
+        """A plan under `jax.jit`, that takes whatever has the shapes that it was planned for."""
+        function = self._called_alike(emitted(planned.remade.program), None, None)
+        return self._options.jitted(function, self._xla_options())
+
+    def _xla_options(self) -> dict[str, Any]:
+        return compiled_memory.options_for_plans(
+            self._device.platform, self._options.compiler_options
+        )
+
     def _called_alike(
-        self, function: Callable[..., list[Any]], guard: Guard, watched: int | None
+        self, function: Callable[..., list[Any]], guard: Guard | None, watched: int | None
     ) -> Callable[..., Any]:
         """A function of leaves as one of the user's arguments and results.
 
@@ -246,9 +257,10 @@ class Planning:
 
         @functools.wraps(convention.fn)
         def following(*args: Any, **kwargs: Any) -> Any:
-            guard.check()
+            if guard is not None:
+                guard.check()
             _, leaves, _ = convention.flatten(args, kwargs)
-            if watched is not None:
+            if guard is not None and watched is not None:
                 leaves[watched] = guard.watched(leaves[watched])
             results = map(jaxprs.as_weak_as, function(*leaves), out_avals)
             return jax.tree.unflatten(out_tree, results)

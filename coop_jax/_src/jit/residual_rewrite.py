@@ -124,7 +124,8 @@ class _Rewrite:
         fixed = scan.parts.num_consts + scan.parts.num_carry
         given = {body.values[v].storage: k for k, v in reversed(list(enumerate(body.inputs)))}
         read = _read(body, choice, self._wanted_values())
-        passed = sorted({given[s] for s in read if s in given and s not in choice.stacked})
+        stacked = {*choice.stacked, *choice.pinned}  # carries among them are read row by row
+        passed = sorted({given[s] for s in read if s in given and s not in stacked})
         whole, rows = [k for k in passed if k < fixed], [k for k in passed if k >= fixed]
         pinned = self._pinned()
         residual_places = {

@@ -26,7 +26,6 @@ def signature_key(
     """
     static, leaves, tree = convention.flatten(args, kwargs)
     check_leaves(leaves)
-    convention.check(static, leaves, tree)
     return static, tree, tuple(map(_kind, leaves)), contexts.current()
 
 
