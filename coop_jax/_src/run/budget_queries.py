@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from coop_jax._src.jit import api as jit_api
 from coop_jax._src.jit import budget_search as jit_search
+from coop_jax._src.jit.planned_function import PlannedFunction
 from coop_jax._src.planning import policies
 from coop_jax._src.simulate import budget_search
 from coop_jax._src.simulate.budget_search import RESOLUTION
@@ -209,7 +210,7 @@ def sweep(
         )
         first = next(iter(chosen), policies.DEFAULT) if several else policy
         planned = _planned_function(fn, first, device_profile, *conventions)
-        if isinstance(fn, jit_api.PlannedFunction):
+        if isinstance(fn, PlannedFunction):
             chosen = [fn.options.policy]
         with progresses.shown(shown):
             found = jit_search.predictions(planned.options, args, kwargs, given, chosen)
@@ -243,10 +244,10 @@ def _planned_function(
     donate_argnames: Names,
     static_argnums: Numbers,
     static_argnames: Names,
-) -> jit_api.PlannedFunction[..., Any]:
+) -> PlannedFunction[..., Any]:
     """The function under `coop_jax.jit`; one that is already has its options."""
     conventions = donate_argnums, donate_argnames, static_argnums, static_argnames
-    if isinstance(fn, jit_api.PlannedFunction):
+    if isinstance(fn, PlannedFunction):
         if policy != policies.DEFAULT or any(x is not None for x in (device_profile, *conventions)):
             raise ValueError(
                 "fn is a function of coop_jax.jit, which has its options: give policy=,"
