@@ -110,7 +110,7 @@ def measure(
     (signature,) = budgeted._signatures.values()
     (plan,) = signature.plans.values()
     stats = budgeted.runtime.stats()
-    planned = plan.stats
+    planned = plan.plan.stats
     budgeted.runtime.close()
     return results, {
         "peak_bytes": stats.peak_bytes,

@@ -111,7 +111,7 @@ def test_values_are_those_of_jit_and_memory_is_within_the_budget(
         check(program_seed)
     except BaseException as error:
         error.add_note(
-            f"seed {program_seed}; alone: python -m pytest tests/property/test_jit.py"
+            f"seed {program_seed}; alone: python -m pytest tests/property/test_jit_programs.py"
             f" --programs 1 --first-seed {program_seed}"
         )
         raise
