@@ -438,10 +438,12 @@ def test_plans_keep_the_limit_of_recomputations(monkeypatch: pytest.MonkeyPatch)
         return asked[-1][-1]
 
     monkeypatch.setattr(recorded_calls.Lesson, "_planned", recorded)
-    gradient = jax.grad(lambda w, x: mean_square(w, x, layers=300))
+    gradient = jax.grad(lambda w, x: mean_square(w, x, layers=600))
     args = initial()[0], X[:WIDTH]
-    budget = part(gradient, *args, share=0.04)
-    runtime = coop_jax.Runtime(budget, coop_jax.Policy("lookahead", search_effort=0))
+    budget = part(gradient, *args, share=0.06)
+    runtime = coop_jax.Runtime(
+        budget, coop_jax.Policy("lookahead", search_effort=0), max_recompute=32.0
+    )
     step = coop_jax.remat_eager(gradient, runtime=runtime)
     for _ in range(2):
         step(*args)
