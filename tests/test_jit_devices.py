@@ -108,6 +108,8 @@ def trained(kind: str, mode: str, share: float, devices: int) -> dict[str, Any]:
         pytest.param("tensor", "auto", 0.7, 2, marks=pytest.mark.slow),
         pytest.param("data-scanned", "auto", 0.7, 4, marks=pytest.mark.slow),
         ("fsdp-scanned", "auto", 0.6, 4),
+        ("fsdp-scanned", "explicit", 0.8, 4),
+        pytest.param("data-scanned", "explicit", 0.7, 2, marks=pytest.mark.slow),
     ],
 )
 def test_every_device_is_within_the_budget(

@@ -271,6 +271,14 @@ def spec_of(aval: Any, *, placed: bool = False) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
+def stacked_sharding(row: Any) -> Any:
+    """How a stack of rows lies on a mesh (explicit mode): each as it is; None without a mesh."""
+    if not is_on_mesh(row):
+        return None
+    spec = jax.sharding.PartitionSpec(None, *row.sharding.spec)
+    return jax.sharding.NamedSharding(row.sharding.mesh, spec)
+
+
 def is_on_mesh(aval: Any) -> bool:
     """Whether an abstract value says how it lies on a mesh (explicit mode)."""
     sharding = getattr(aval, "sharding", None)

@@ -11,6 +11,7 @@ Thread rule: an `Emitter` belongs to one trace. Cost: JAX's, of tracing each ope
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,7 +91,8 @@ class Emitter:
         return arrays.as_keys(stored, aval) if arrays.is_keys(aval.dtype) else stored
 
     def _run(self, op: Operation, operands: Sequence[Any]) -> None:
-        with jax.named_scope(op.name_stack):
+        named = jax.named_scope(op.name_stack) if op.name_stack else contextlib.nullcontext()
+        with named:
             results = op.kernel(*operands)
         for value, result in zip(op.results, results, strict=True):
             self.put(value, result)

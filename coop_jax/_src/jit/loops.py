@@ -167,7 +167,12 @@ def scanned(
     anchor = next((x for x in (*carry, *xs) if isinstance(x, jaxprs.Tracer) and x.size), None)
     if anchor is None or not rows or not length:
         made = jax.lax.scan(
-            iteration, list(carry), list(xs), length=length, reverse=scan.parts.reverse
+            iteration,
+            list(carry),
+            list(xs),
+            length=length,
+            reverse=scan.parts.reverse,
+            unroll=scan.params.get("unroll", 1),
         )
         return list(made[0]), list(made[1])
 
@@ -198,10 +203,13 @@ def _shapes(
     carry: Sequence[Any],
     xs: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
-    """Of what an iteration carries on and of the rows that it makes."""
-    one = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
-    last, rows = jax.eval_shape(iteration, list(carry), one)
-    return list(map(jaxprs.aval_of, last)), list(map(jaxprs.aval_of, rows))
+    """Abstract values of what an iteration carries on and of the rows that it makes."""
+
+    def one(c: Sequence[Any], rows: Sequence[Any]) -> Any:
+        return iteration(c, [jax.lax.index_in_dim(x, 0, keepdims=False) for x in rows])
+
+    avals = jax.make_jaxpr(one)(list(carry), list(xs)).out_avals
+    return avals[: len(carry)], avals[len(carry) :]
 
 
 def _zeros_after(anchor: Any, rows: Sequence[Any], length: int) -> list[Any]:
@@ -209,7 +217,12 @@ def _zeros_after(anchor: Any, rows: Sequence[Any], length: int) -> list[Any]:
     dtypes = list(dict.fromkeys(row.dtype for row in rows))
     zeros, _ = jax.lax.optimization_barrier(([jax.numpy.zeros((), d) for d in dtypes], anchor))
     by_dtype = dict(zip(dtypes, zeros, strict=True))
-    return [jax.lax.broadcast_in_dim(by_dtype[row.dtype], (length, *row.shape), ()) for row in rows]
+    return [
+        jax.lax.broadcast_in_dim(
+            by_dtype[row.dtype], (length, *row.shape), (), out_sharding=jaxprs.stacked_sharding(row)
+        )
+        for row in rows
+    ]
 
 
 def _as_carried(value: Any, aval: Any) -> Any:

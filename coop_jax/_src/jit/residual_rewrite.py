@@ -33,6 +33,7 @@ def with_choices(
         rewrite = _Rewrite(pair, choice, values, storages, lowering, share)
         operations[pair.forward] = rewrite.forward()
         operations[pair.backward] = rewrite.backward()
+    operations = _written_over_what_is_gone(operations, values)
     return dataclasses.replace(
         program,
         values=tuple(values),
@@ -40,6 +41,28 @@ def with_choices(
         operations=tuple(operations),
         releases=releases_of(operations, values, program.inputs, program.outputs, program.donated),
     )
+
+
+def _written_over_what_is_gone(
+    operations: Sequence[Operation], values: Sequence[Value]
+) -> list[Operation]:
+    """The operations, in place only where nothing later reads what they overwrite.
+
+    A backward scan reads what only the forward scan did.
+    """
+    last: dict[int, int] = {}
+    for number, op in enumerate(operations):
+        last.update((values[v].storage, number) for v in op.operands)
+    return [
+        dataclasses.replace(
+            op,
+            in_place=tuple(
+                -1 if k >= 0 and last[values[op.operands[k]].storage] > number else k
+                for k in op.in_place
+            ),
+        )
+        for number, op in enumerate(operations)
+    ]
 
 
 class _Rewrite:
@@ -116,7 +139,11 @@ class _Rewrite:
             *(scan.stacked_results[k] for k in self._staying),
             *self._stacks,
         ]
-        return rebuilt(scan.op, function, scan.operands, results, self._aval, self._lowering)
+        made = rebuilt(scan.op, function, scan.operands, results, self._aval, self._lowering)
+        avals = dict(zip(made.results, made.kernel.out_avals, strict=True))
+        for stack in self._stacks:  # on a mesh in explicit mode: with their shardings
+            self._values[stack] = dataclasses.replace(self._values[stack], aval=avals[stack])
+        return made
 
     def backward(self) -> Operation:
         """The backward scan."""
