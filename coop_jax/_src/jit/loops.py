@@ -37,19 +37,26 @@ class Lowering:
     opaque: frozenset[str]
     settings: PlanSettings
     passes: PassOptions
+    _made: dict[tuple[int, tuple[bool, ...]], tuple[Any, Program]] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
 
     def program(self, jaxpr: Any, donated: tuple[bool, ...]) -> Program:
-        """A jaxpr with its constants as a program."""
-        opened, constants = jaxprs.open_closed(jaxpr)
-        return build_program(
-            opened,
-            constants,
-            donated,
-            self.cache,
-            fusion=True,
-            opaque=self.opaque,
-            passes=self.passes,
-        )
+        """A jaxpr with its constants as a program; made once."""
+        key = (id(jaxpr), donated)
+        if key not in self._made:
+            opened, constants = jaxprs.open_closed(jaxpr)
+            made = build_program(
+                opened,
+                constants,
+                donated,
+                self.cache,
+                fusion=True,
+                opaque=self.opaque,
+                passes=self.passes,
+            )
+            self._made[key] = jaxpr, made  # the jaxpr, too: so its id stays its own
+        return self._made[key][1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
