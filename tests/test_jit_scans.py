@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import coop_jax
+from coop_jax._src.jit import program_family, residual_rewrite
 
 LAYERS, WIDTH, ROWS = 12, 32, 256
 
@@ -329,3 +330,39 @@ def test_stacks_are_there_from_when_their_scan_begins() -> None:
     assert report.predicted_bytes is not None
     assert report.needed_bytes <= 1.1 * report.predicted_bytes
     assert len(report.attempts) == 1
+
+
+def test_nothing_is_overwritten_that_the_backward_scan_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What only the forward scan read may be dead between both; recomputation needs it later."""
+    made: list[Any] = []
+
+    def noted(*args: Any) -> Any:
+        made.append(residual_rewrite.with_choices(*args))
+        return made[-1]
+
+    monkeypatch.setattr(program_family, "with_choices", noted)
+
+    def fn(params: Any, x: Any, y: Any) -> Any:
+        shift = 3 * jnp.tanh(y)
+
+        def loss(params: Any) -> Any:
+            def body(x: Any, w: Any) -> Any:
+                return jnp.tanh(jnp.sin(x @ w + shift) @ w), None
+
+            return (jax.lax.scan(body, x, params)[0] ** 2).mean(), 2 * shift + 1
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    x, y, w = (jax.random.normal(k, (ROWS, WIDTH)) for k in jax.random.split(jax.random.key(5), 3))
+    args = (w.reshape(-1, WIDTH, WIDTH), x, y)
+    planned = coop_jax.jit(fn, budget=0.9)
+    assert_close(planned(*args), jax.jit(fn)(*args))
+    assert made
+    for program in made:
+        storage = [value.storage for value in program.values]
+        for number, op in enumerate(program.operations):
+            later = {storage[v] for o in program.operations[number + 1 :] for v in o.operands}
+            over = {storage[op.operands[k]] for k in op.in_place if k >= 0}
+            assert not over & later
