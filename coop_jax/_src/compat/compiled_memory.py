@@ -44,10 +44,15 @@ def options_for_plans(platform: str, given: Mapping[str, Any] | None) -> dict[st
     return {**options, _DISABLED: ",".join(disabled)}
 
 
-def quick_options(platform: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The compiler's options for a program that will not run, with the user's."""
+def quick_options(platform: str, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The compiler's options for a program that will not run, with the user's.
+
+    Buffers are assigned before what they leave out. None where no such options are known.
+    """
+    if platform != "cpu":
+        return None
     quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return {**(given or {}), **(quick if platform == "cpu" else {})}
+    return {**(given or {}), **quick}
 
 
 def device_count(compiled: jax.stages.Compiled) -> int:

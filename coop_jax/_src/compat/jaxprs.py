@@ -112,10 +112,16 @@ def linear_solve_operands(params: dict[str, Any], operands: Sequence[Any]) -> li
 
 def nested_jaxprs(params: dict[str, Any]) -> Iterable[Any]:
     """The open jaxprs that a parameter dictionary holds, directly or in tuples."""
+    for body in bodies(params):
+        yield open_closed(body)[0]
+
+
+def bodies(params: dict[str, Any]) -> Iterable[Any]:
+    """The jaxprs that a parameter dictionary holds, with their constants if they have any."""
     for value in params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, (ClosedJaxpr, Jaxpr)):
-                yield open_closed(item)[0]
+                yield item
 
 
 def is_wide(params: dict[str, Any]) -> bool:
@@ -129,14 +135,12 @@ def is_wide(params: dict[str, Any]) -> bool:
 
 def closes_over_tracers(params: dict[str, Any]) -> bool:
     """Whether a program among the parameters, or one in it, has a tracer as a constant."""
-    for value in params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, (ClosedJaxpr, Jaxpr)):
-                jaxpr, constants = open_closed(item)
-                if any(isinstance(c, Tracer) for c in constants):
-                    return True
-                if any(closes_over_tracers(e.params) for e in jaxpr.eqns):
-                    return True
+    for body in bodies(params):
+        jaxpr, constants = open_closed(body)
+        if any(isinstance(c, Tracer) for c in constants):
+            return True
+        if any(closes_over_tracers(e.params) for e in jaxpr.eqns):
+            return True
     return False
 
 

@@ -15,17 +15,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from coop_jax._src.compat import compiled_memory, processes
+from coop_jax._src.jit.compiled_plans import Planning, check_agreement
 from coop_jax._src.jit.fitting import CORRECTION, FIRST_SHARE, fit, least_needed
+from coop_jax._src.jit.options import JitOptions
+from coop_jax._src.jit.plain_program import PlainProgram
 from coop_jax._src.jit.program_family import Planned
 from coop_jax._src.jit.program_planner import ProgramPlanner
-from coop_jax._src.jit.programs import (
-    JitOptions,
-    Planning,
-    check_agreement,
-    plain_program,
-    traced_program,
-)
 from coop_jax._src.jit.signatures import signature_key
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning.policies import Policy
@@ -74,14 +69,12 @@ def least_budget(
       What `jax.jit` raises where it traces and compiles.
     """
     signature_key(options.convention, args, kwargs)  # refuses what is no array
-    plain = plain_program(options, args, kwargs)
+    plain = PlainProgram(options, args, kwargs)
     needed = plain.needed_bytes
-    together = processes.spans_processes(plain.compiled)
-    if together:
+    if plain.spans_processes:
         check_agreement(f"{max_overhead} {needed} {options.respect_checkpoints}", "limits")
-    devices = compiled_memory.device_count(plain.compiled)
-    compiling = Planning(options, args, kwargs, plain.traced, together=together)
-    planner = compiling.planner(devices)
+    compiling = Planning(options, args, kwargs, plain)
+    planner = compiling.planner()
     if max_overhead is None:
         return min(needed, least_needed(planner, compiling.compiled))
     return _least_within(planner, compiling, needed, max_overhead)
@@ -156,18 +149,15 @@ def predictions(
       What `jax.jit` raises where it traces.
     """
     signature_key(options.convention, args, kwargs)  # refuses what is no array
-    _, guard, traced = traced_program(options, args, kwargs)
-    with guard.opened():
-        devices = compiled_memory.partitions(traced.lower())
+    plain = PlainProgram(options, args, kwargs)
     found = []
     with progress.progress_bar(len(policies) * len(budgets), "planning") as bar:
         for policy in policies:
             asked = dataclasses.replace(options, policy=policy)
-            # Processes need not agree: nothing is made that they run together.
-            planner = Planning(asked, args, kwargs, traced, together=False).planner(devices)
-            plain = planner.predict_plain()
+            planner = Planning(asked, args, kwargs, plain).planner()
+            without = planner.predict_plain()
             for budget in budgets:
-                found.append(_prediction(planner, plain, policy, budget))
+                found.append(_prediction(planner, without, policy, budget))
                 bar.update()
     return found
 

@@ -11,12 +11,21 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from coop_jax._src.jit.program_planner import PlannedProgram, ProgramPlanner
 from coop_jax._src.util import progress
 
-C = TypeVar("C")
+
+class Compiled(Protocol):
+    """What is made of a plan."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """What XLA needs for it on one device."""
+
+
+C = TypeVar("C", bound=Compiled)
 
 # The first plan is for so much of the budget; each further one for so much less than XLA needed too
 # much. The attempts that follow are corrections by some percent.
@@ -72,14 +81,14 @@ class Fitted(Generic[C]):
 
 def fit(
     planner: ProgramPlanner,
-    compiled: Callable[[PlannedProgram], tuple[C, int]],
+    compiled: Callable[[PlannedProgram], C],
     budget_bytes: int,
 ) -> Fitted[C]:
     """Plans and compiles a program for a budget.
 
     Args:
       planner: of the program.
-      compiled: compiles a plan; returns what it made and the bytes that XLA needs for it.
+      compiled: compiles a plan.
       budget_bytes: on one device.
 
     Returns:
@@ -108,17 +117,13 @@ def fit(
     return dataclasses.replace(search.found(), smallest_bytes=min(smallest))
 
 
-def least_needed(
-    planner: ProgramPlanner, compiled: Callable[[PlannedProgram], tuple[C, int]]
-) -> int:
+def least_needed(planner: ProgramPlanner, compiled: Callable[[PlannedProgram], C]) -> int:
     """What XLA needs for the least of the plans that `fit` ends with, whatever the budget."""
     return min(a.needed_bytes for a in _Search(planner, compiled).smallest_plans())
 
 
 class _Search(Generic[C]):
-    def __init__(
-        self, planner: ProgramPlanner, compiled: Callable[[PlannedProgram], tuple[C, int]]
-    ):
+    def __init__(self, planner: ProgramPlanner, compiled: Callable[[PlannedProgram], C]):
         self._planner = planner
         self._compiled = compiled
         self.attempts: list[Attempt] = []
@@ -147,11 +152,11 @@ class _Search(Generic[C]):
         between = time.perf_counter()
         if planned is None:
             return None
-        made, needed = self._compiled(planned)
+        made = self._compiled(planned)
         attempt = Attempt(
             capacity_bytes,
             planned.predicted_bytes,
-            needed,
+            made.needed_bytes,
             planned.recompute_share,
             between - begin,
             time.perf_counter() - between,

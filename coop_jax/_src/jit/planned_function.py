@@ -17,7 +17,8 @@ import jax
 from coop_jax._src.compat import contexts, transforms
 from coop_jax._src.compat.guards import Refused
 from coop_jax._src.jit import budget_search
-from coop_jax._src.jit.programs import JitOptions, JittedProgram, make_program
+from coop_jax._src.jit.options import JitOptions
+from coop_jax._src.jit.programs import JittedProgram, make_program
 from coop_jax._src.jit.report import PlanReport
 from coop_jax._src.jit.signatures import signature_key
 from coop_jax._src.util import options
@@ -108,7 +109,7 @@ class PlannedFunction(Generic[P, R]):
           >>> w, x = jnp.ones((256, 256)), jnp.ones((4096, 256))
           >>> least = coop_jax.jit(jax.grad(loss)).min_budget(w, x)
           >>> step = coop_jax.jit(jax.grad(loss), budget=least)
-          >>> step.plan(w, x).needed_bytes <= least < step.plan(w, x).jit_bytes
+          >>> step.plan(w, x).needed_bytes <= least
           True
         """
         if max_overhead is not None:
@@ -124,7 +125,10 @@ class PlannedFunction(Generic[P, R]):
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The program of a call, traced; as `jax.jit(fn).trace`."""
-        traced: jax.stages.Traced = self._program(args, kwargs).unguarded.trace(*args, **kwargs)
+        unguarded = self._program(args, kwargs).unguarded
+        if unguarded is None:
+            unguarded = make_program(self._options, args, kwargs, stored=False).unguarded
+        traced: jax.stages.Traced = unguarded.trace(*args, **kwargs)
         return traced
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:

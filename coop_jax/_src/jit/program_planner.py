@@ -127,6 +127,10 @@ class ProgramPlanner:
         """What is expected of the program of `jax.jit`: nothing is computed again."""
         return self._family.as_it_is(self._settings)
 
+    def expected_bytes(self) -> int:
+        """What the program of `jax.jit` is expected to need, mostly less than it does."""
+        return planner.peak_bytes(self.predict_plain().plan.stats)
+
     def least_capacity(self) -> int:
         """The least capacity with a plan, to some tenths of a percent of the largest."""
         return self._family.least_capacity(self._settings)

@@ -1,57 +1,28 @@
 """One program of a function under `coop_jax.jit`: of one signature, compiled, within the budget.
 
-Model: first what `jax.jit` makes of the function is compiled: where that fits it is the program,
-and a budget that is a fraction is one of what it needs. Else its jaxpr is planned. What XLA has
-compiled to see what it needs is what runs: JAX takes it from the jitted function's own caches.
+Model: where the program of `jax.jit` fits, it is the program, and a budget that is a fraction is
+one of what it needs. Else its jaxpr is planned. A plan that an earlier process found and kept is
+taken without either.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
-from coop_jax._src.compat import compiled_memory, jaxprs, processes, refs
 from coop_jax._src.compat.guards import Guard
-from coop_jax._src.ir import cost_model
-from coop_jax._src.jit.emission import emitted, first_read
+from coop_jax._src.jit import plan_cache
+from coop_jax._src.jit.compiled_plans import CompiledPlan, Planning, check_agreement
 from coop_jax._src.jit.fitting import Fitted, fit
-from coop_jax._src.jit.program_planner import PlannedProgram, ProgramPlanner
+from coop_jax._src.jit.options import JitOptions
+from coop_jax._src.jit.plain_program import PlainProgram
+from coop_jax._src.jit.program_planner import ProgramPlanner
 from coop_jax._src.jit.report import PlanReport, lines_of
-from coop_jax._src.jit.signatures import device_of
-from coop_jax._src.planning.policies import Policy
-from coop_jax._src.util.calling_convention import Convention
 from coop_jax._src.util.errors import BudgetExceededError, CompiledBudgetReport
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class JitOptions:
-    """What a user says of a function.
-
-    Attributes:
-      convention: the function, and which arguments are static and donated.
-      budget: bytes, a fraction of what `jax.jit` needs, or None.
-      policy: how to plan.
-      profile: what operations cost; None for that of the platform.
-      respect_checkpoints: whether `jax.checkpoint` is obeyed.
-      compiler_options: XLA's.
-      others: further arguments of `jax.jit`.
-    """
-
-    convention: Convention
-    budget: int | float | None
-    policy: Policy
-    profile: cost_model.DeviceProfile | None
-    respect_checkpoints: bool
-    compiler_options: dict[str, Any] | None
-    others: Mapping[str, Any]
-
-    def jitted(self, fn: Callable[..., Any], compiler_options: dict[str, Any] | None) -> Any:
-        """A function of the same arguments under `jax.jit`."""
-        return jax.jit(fn, compiler_options=compiler_options, **self.others)
+# What `jax.jit` makes of a program needs 1 to 1.6 times what is expected of it (twelve networks; in
+# a program of scans it was 0.98). Expected to need so many times the budget, it is not compiled.
+_FAR_ABOVE = 1.25
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +32,8 @@ class JittedProgram:
     Attributes:
       jitted: JAX's function; it refuses what it was not made for.
       guard: what refuses.
-      unguarded: the same function for what is done with it outside of calls, such as its jaxpr.
+      unguarded: the same function for what is done with it outside of calls, such as its jaxpr;
+        None where a plan was kept without that.
       report: what was found.
     """
 
@@ -71,79 +43,51 @@ class JittedProgram:
     report: PlanReport
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlainProgram:
-    """What `jax.jit` makes of a call.
-
-    Attributes:
-      jitted: JAX's function; it refuses other calls.
-      guard: what refuses.
-      traced: what JAX traced.
-      compiled: what XLA made of it.
-    """
-
-    jitted: Any
-    guard: Guard
-    traced: jax.stages.Traced
-    compiled: jax.stages.Compiled
-
-    @property
-    def needed_bytes(self) -> int:
-        """What XLA needs for it on one device."""
-        return compiled_memory.needed_bytes(self.compiled)
-
-
-def traced_program(
-    options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Guard, jax.stages.Traced]:
-    """The function of a call under `jax.jit`, its guard, what JAX traces of it."""
-    guard = Guard()
-    jitted = options.jitted(_guarded(options.convention, guard), options.compiler_options)
-    with guard.opened():
-        return jitted, guard, jitted.trace(*args, **kwargs)
-
-
-def plain_program(
-    options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> PlainProgram:
-    """What `jax.jit` makes of a call.
-
-    Raises:
-      What `jax.jit` raises where it traces and compiles.
-    """
-    jitted, guard, traced = traced_program(options, args, kwargs)
-    with guard.opened():
-        return PlainProgram(jitted, guard, traced, traced.lower().compile())
-
-
 def make_program(
-    options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    options: JitOptions, args: tuple[Any, ...], kwargs: dict[str, Any], *, stored: bool = True
 ) -> JittedProgram:
     """The program of a call.
+
+    Args:
+      options: of the function.
+      args: of the call; arrays or `jax.ShapeDtypeStruct`s.
+      kwargs: likewise.
+      stored: whether a plan on disk will do, and one that is made is kept there.
 
     Raises:
       BudgetExceededError: nothing that was found fits.
       NotImplementedError: it would have to be planned, and cannot be.
       What `jax.jit` raises where it traces and compiles.
     """
-    plain = plain_program(options, args, kwargs)
-    needed = plain.needed_bytes
-    together = processes.spans_processes(plain.compiled)
-    if together:
-        check_agreement(f"{options.budget} {needed} {options.respect_checkpoints}", "budgets")
+    plain = PlainProgram(options, args, kwargs)
+    with plain.guard.opened():
+        if options.budget is None:
+            return _as_it_is(options, plain, None)
+        place = plan_cache.place_of(options, plain) if stored else None
+        plans = Planning(options, args, kwargs, plain, exports=place is not None)
+        found = None if place is None else _stored(plans, place)
+        return found or _within(options, plain, plans, place)
+
+
+def _within(
+    options: JitOptions, plain: PlainProgram, plans: Planning, place: plan_cache.Place | None
+) -> JittedProgram:
+    """The program within the budget."""
     budget = options.budget
+    assert budget is not None
+    planner = _planner_of(plans) if isinstance(budget, int) and plain.devices == 1 else None
+    needed = _needed_bytes(plain, budget, planner)
+    if plain.spans_processes:
+        check_agreement(f"{options.budget} {needed} {options.respect_checkpoints}", "budgets")
     if isinstance(budget, float):
+        assert needed is not None
         budget = max(1, int(needed * budget))
-    if budget is None or needed <= budget:
-        unguarded = options.jitted(options.convention.fn, options.compiler_options)
-        report = PlanReport(budget, needed, needed)
-        return JittedProgram(plain.jitted, plain.guard, unguarded, report)
-    planning = Planning(options, args, kwargs, plain.traced, together=together)
-    planner = planning.planner(compiled_memory.device_count(plain.compiled))
-    fitted = fit(planner, planning.compiled, budget)
+    if needed is not None and needed <= budget:
+        return _as_it_is(options, plain, budget)
+    fitted = fit(planner or plans.planner(), plans.compiled, budget)
     if fitted.smallest_bytes is not None:
-        raise BudgetExceededError(_refusal(fitted, budget, needed))
-    planned, (jitted, guard) = fitted.planned, fitted.made
+        raise BudgetExceededError(_refusal(fitted, budget, plain.needed_bytes))
+    planned, made = fitted.planned, fitted.made
     report = PlanReport(
         budget,
         needed,
@@ -154,137 +98,59 @@ def make_program(
         planned.recompute_share,
         lines_of(planned),
     )
-    return JittedProgram(jitted, guard, planning.unguarded(planned), report)
+    spent = sum(attempt.plan_seconds + attempt.compile_seconds for attempt in fitted.attempts)
+    if place is not None and made.exported is not None and spent >= place.least_seconds:
+        place.write(plan_cache.Record(made.exported, made.watched, report))
+    return JittedProgram(made.jitted, made.guard, made.unguarded, report)
 
 
-def check_agreement(text: str, what: str) -> None:
-    """Compares a text among the processes that run a program together.
+def _needed_bytes(
+    plain: PlainProgram, budget: int | float, planner: ProgramPlanner | None
+) -> int | None:
+    """What the program of `jax.jit` needs, which is ready to run where it is likely to fit.
 
-    Raises:
-      RuntimeError: they differ.
+    None where it is expected to need so much more than the budget that it is not compiled.
     """
-    if not processes.agree(text):
-        raise RuntimeError(
-            f"coop_jax.jit: the processes that run this program together have different {what}."
-            " They must call the same function, with arguments of the same shapes and the same"
-            " budget, on devices of the same kind, under the same versions and environment."
-        )
+    if isinstance(budget, float):
+        if budget == 1.0:
+            plain.compile()
+        return plain.needed_bytes
+    expected = 0 if planner is None else planner.expected_bytes()
+    if expected > _FAR_ABOVE * budget:
+        return None
+    if expected <= budget:
+        plain.compile()
+    return plain.needed_bytes
 
 
-class Planning:
-    """Plans of a call, and what is compiled of them.
-
-    Args:
-      options: what the user says of the function.
-      args, kwargs: of the call.
-      traced: what JAX traced of it.
-      together: whether several processes run it, which have to make the same plan.
-    """
-
-    def __init__(
-        self,
-        options: JitOptions,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        traced: jax.stages.Traced,
-        *,
-        together: bool,
-    ):
-        self._options, self._args, self._kwargs = options, args, kwargs
-        self._traced, self._together = traced, together
-        self._out_tree = jax.tree.structure(traced.out_info)
-        self._device = device_of(jax.tree.leaves((args, kwargs)))
-
-    def planner(self, devices: int) -> ProgramPlanner:
-        """The planner of the call on so many devices.
-
-        Raises:
-          NotImplementedError: it cannot be planned.
-        """
-        options, device = self._options, self._device
-        return ProgramPlanner(
-            self._traced.jaxpr,
-            [info.donated for info in jax.tree.leaves(self._traced.args_info)],
-            device,
-            options.profile or cost_model.profile_for(device.platform),
-            options.policy,
-            respect_checkpoints=options.respect_checkpoints,
-            compile=self._compiled_quickly if devices > 1 else None,
-        )
-
-    def compiled(self, planned: PlannedProgram) -> tuple[tuple[Any, Guard], int]:
-        """A plan under `jax.jit`, and what XLA needs for it."""
-        guard, program = Guard(), planned.remade.program
-        if self._together:
-            labels = [op.kernel.label for op in program.operations]
-            check_agreement(f"{planned.remade.origins} {labels}", "plans")
-        function = self._called_alike(emitted(program), guard, first_read(program))
-        jitted = self._options.jitted(function, self._xla_options())
-        with guard.opened():
-            made = jitted.lower(*self._args, **self._kwargs).compile()
-        return (jitted, guard), compiled_memory.needed_bytes(made)
-
-    def _compiled_quickly(self, function: Callable[..., list[Any]]) -> jax.stages.Compiled:
-        """A function of the inputs, for all devices; not to run."""
-        guard = Guard()
-        options = compiled_memory.quick_options(
-            self._device.platform, self._options.compiler_options
-        )
-        jitted = self._options.jitted(self._called_alike(function, guard, None), options)
-        with guard.opened():
-            made: jax.stages.Compiled = jitted.lower(*self._args, **self._kwargs).compile()
-        return made
-
-    def unguarded(self, planned: PlannedProgram) -> Any:
-        """A plan under `jax.jit`, that takes whatever has the shapes that it was planned for."""
-        function = self._called_alike(emitted(planned.remade.program), None, None)
-        return self._options.jitted(function, self._xla_options())
-
-    def _xla_options(self) -> dict[str, Any]:
-        return compiled_memory.options_for_plans(
-            self._device.platform, self._options.compiler_options
-        )
-
-    def _called_alike(
-        self, function: Callable[..., list[Any]], guard: Guard | None, watched: int | None
-    ) -> Callable[..., Any]:
-        """A function of leaves as one of the user's arguments and results.
-
-        `watched` is the number of a leaf that it reads, for the guard.
-        """
-        convention, out_tree = self._options.convention, self._out_tree
-        out_avals = self._traced.jaxpr.out_avals
-
-        @functools.wraps(convention.fn)
-        def following(*args: Any, **kwargs: Any) -> Any:
-            if guard is not None:
-                guard.check()
-            _, leaves, _ = convention.flatten(args, kwargs)
-            if guard is not None and watched is not None:
-                leaves[watched] = guard.watched(leaves[watched])
-            results = map(jaxprs.as_weak_as, function(*leaves), out_avals)
-            return jax.tree.unflatten(out_tree, results)
-
-        return following
+def _stored(plans: Planning, place: plan_cache.Place) -> JittedProgram | None:
+    """The program that an earlier process kept; None if there is none that fits."""
+    record = place.read()
+    if record is None:
+        return None
+    made = plans.stored(record.program, record.watched)
+    budget = record.report.budget_bytes
+    if budget is None or made.needed_bytes > budget:
+        return None
+    return JittedProgram(made.jitted, made.guard, None, record.report)
 
 
-def _refusal(fitted: Fitted[Any], budget: int, jit_bytes: int) -> CompiledBudgetReport:
+def _as_it_is(options: JitOptions, plain: PlainProgram, budget: int | None) -> JittedProgram:
+    """The program of `jax.jit`."""
+    needed = plain.compile()
+    unguarded = options.jitted(options.convention.fn, options.compiler_options)
+    return JittedProgram(plain.jitted, plain.guard, unguarded, PlanReport(budget, needed, needed))
+
+
+def _planner_of(plans: Planning) -> ProgramPlanner | None:
+    """The planner of a call; None where it cannot be planned."""
+    try:
+        return plans.planner()
+    except NotImplementedError:
+        return None
+
+
+def _refusal(fitted: Fitted[CompiledPlan], budget: int, jit_bytes: int) -> CompiledBudgetReport:
     assert fitted.smallest_bytes is not None
     smallest = min(jit_bytes, fitted.smallest_bytes)
     return CompiledBudgetReport(budget, smallest, jit_bytes, len(fitted.attempts))
-
-
-def _guarded(convention: Convention, guard: Guard) -> Callable[..., Any]:
-    """The user's function; JAX neither traces nor lowers it while the guard is closed."""
-
-    @functools.wraps(convention.fn)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        guard.check()
-        static, leaves, tree = convention.flatten(args, kwargs)
-        flat, _ = convention.flat_function(static, leaves, tree)
-        watched = [x if refs.is_ref_aval(jaxprs.aval_of(x)) else guard.watched(x) for x in leaves]
-        given = {id(w): x for w, x in zip(watched, leaves, strict=True)}
-        # An argument that is returned is the argument: JAX passes it on without computing it.
-        return jax.tree.map(lambda x: given.get(id(x), x), flat(*watched))
-
-    return guarded

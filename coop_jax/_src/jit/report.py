@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from typing import Any
 
 from coop_jax._src.jit.fitting import Attempt
 from coop_jax._src.jit.program_planner import PlannedProgram
@@ -39,36 +40,50 @@ class PlanReport:
     Attributes:
       budget_bytes: of one device; None without a budget.
       jit_bytes: what `jax.jit` needs on one device: arguments, results that are not written over
-        them, temporaries, as XLA says.
+        them, temporaries, as XLA says. None where it is expected to need much more than a budget in
+        bytes: then its program is not compiled.
       needed_bytes: the same for the program that runs.
       predicted_bytes: what the plan expected; None where the program is that of `jax.jit`.
       attempts: the plans that were compiled, in order; none where the program is that of `jax.jit`.
       recomputations: how many operations run again.
       recompute_share: the estimated part of the time that they take.
       lines: by source line, those with the most recomputed bytes first.
+      is_stored: whether the plan was kept by an earlier process; the attempts are those of then.
     """
 
     budget_bytes: int | None
-    jit_bytes: int
+    jit_bytes: int | None
     needed_bytes: int
     predicted_bytes: int | None = None
     attempts: tuple[Attempt, ...] = ()
     recomputations: int = 0
     recompute_share: float = 0.0
     lines: tuple[PlannedLine, ...] = ()
+    is_stored: bool = False
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> PlanReport:
+        """A report from what JSON makes of `dataclasses.asdict`.
+
+        Raises:
+          TypeError, KeyError: it is none.
+        """
+        attempts = tuple(Attempt(**attempt) for attempt in said["attempts"])
+        lines = tuple(PlannedLine(**line) for line in said["lines"])
+        return cls(**{**said, "attempts": attempts, "lines": lines})
 
     def __str__(self) -> str:
         budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes)
-        text = [
-            f"budget {budget}, needed {format_bytes(self.needed_bytes)}"
-            f" ({self.needed_bytes / max(1, self.jit_bytes):.0%} of {format_bytes(self.jit_bytes)}"
-            " under jax.jit)"
-        ]
+        text = [f"budget {budget}, needed {format_bytes(self.needed_bytes)}"]
+        if self.jit_bytes is not None:
+            share = self.needed_bytes / max(1, self.jit_bytes)
+            text[0] += f" ({share:.0%} of {format_bytes(self.jit_bytes)} under jax.jit)"
         if self.predicted_bytes is None:
             return f"{text[0]}: the program of jax.jit"
         text.append(
             f"{self.recomputations} operations run again, {self.recompute_share:.1%} of the time"
-            f" (estimated); compiled {len(self.attempts)} times"
+            f" (estimated); "
+            + ("a stored plan" if self.is_stored else f"compiled {len(self.attempts)} times")
         )
         text += [
             f"  {format_bytes(line.recomputed_bytes):>12} recomputed"
