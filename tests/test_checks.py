@@ -165,3 +165,44 @@ def test_constants_that_are_no_results_are_not_checked(front_end: Any) -> None:
     with jax.debug_nans(True):
         for a, b in zip(budgeted(ONES), jax.jit(program)(ONES), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def masked(x: Any, until: Any) -> Any:
+    """Makes NaNs that no result has, in an operation of its own."""
+    logs = jax.lax.linalg.cholesky(jnp.where(x > 0, x, -jnp.eye(len(x))))
+    return jnp.where(x > until, 1.0, jnp.where(jnp.isnan(logs), 0.0, logs))
+
+
+def counting(x: Any, until: Any) -> Any:
+    """The same in a program whose operations depend on values."""
+    return jax.lax.while_loop(lambda s: s[0] < until, lambda s: (s[0] + 1, masked(s[1], 9)), (0, x))
+
+
+@pytest.mark.parametrize("program", [masked, counting])
+def test_run_refuses_what_jit_refuses(program: Any) -> None:
+    x = -jnp.ones((64, 64))
+    budgeted = coop_jax.run(program)
+    with jax.debug_nans(True):
+        for _ in range(3):
+            found, expected = budgeted(x, 2), jax.jit(program)(x, 2)
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_run_names_the_operation_that_made_what_a_result_has(loops: bool) -> None:
+    def program(x: Any, until: Any) -> Any:
+        made = jnp.linalg.cholesky(x) @ x
+        if loops:
+            made = jax.lax.while_loop(lambda s: s.max() > until, lambda s: s * 0.5, made)
+        return made.sum(), x + 1
+
+    budgeted = coop_jax.run(program)
+    x = -jnp.ones((64, 64))
+    budgeted(x, 1.0)
+    with jax.debug_nans(True):
+        for _ in range(2):
+            with pytest.raises(FloatingPointError, match=r"invalid value \(nan\).*cholesky"):
+                budgeted(x, 1.0)
+    assert np.isnan(budgeted(x, 1.0)[0])
+    assert budgeted(-x, 1.0)[0].dtype == np.float32

@@ -2,8 +2,9 @@
 
 Model: JAX looks at what a jitted function returns, and in C++ at what each launch makes. Here each
 operation is looked at, once: what is made again is not, since checks may have been off when it was
-made. A launch that goes past Python would be looked at by JAX, so the thread's sessions are told
-whenever the settings change.
+made. Inside `noting` nothing is refused but what a whole function returns, as under `jax.jit`, and
+the first operation that made such a value is named. A launch that goes past Python would be looked
+at by JAX, so the thread's sessions are told whenever the settings change.
 
 Invariant: while a thread looks for either, its launches go through Python.
 Threads: settings are the thread's; one of the process that another thread changes is seen at the
@@ -13,6 +14,7 @@ next call. Cost: none per operation.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -48,16 +50,62 @@ def keeping_donation() -> Iterator[None]:
         yield
 
 
+class Noted:
+    """What operations of a function made; see `noting`."""
+
+    def __init__(self) -> None:
+        self.first: FloatingPointError | None = None
+
+    def check(self, results: list[Any]) -> None:
+        """Looks at what the function returns.
+
+        Raises:
+          FloatingPointError: there are NaNs, or infinite values; names the operation that made the
+            first ones. The list is empty then, so that no traceback keeps them.
+        """
+        error = _found("a result", results)
+        if error is not None:
+            results.clear()
+            raise self.first or error
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[Noted]:
+    """What operations make inside is noted; what the function returns is to be checked then."""
+    before, _thread.noted = _thread.noted, Noted()
+    try:
+        yield _thread.noted
+    finally:
+        _thread.noted = before
+
+
 def check(name: str, results: Sequence[Any]) -> None:
     """What JAX does after an operation where it was told to look for NaNs or infinite values.
 
     Raises:
-      FloatingPointError: there are some.
+      FloatingPointError: there are some, and they are not noted only.
     """
+    error = _found(name, results)
+    if error is None:
+        return
+    if _thread.noted is None:
+        raise error
+    _thread.noted.first = _thread.noted.first or error
+
+
+def _found(name: str, results: Sequence[Any]) -> FloatingPointError | None:
     try:
         _dispatch.check_special(name, results)
     except _api_util.InternalFloatingPointError as error:
-        raise FloatingPointError(f"invalid value ({error.ty}) encountered in {name}") from None
+        return FloatingPointError(f"invalid value ({error.ty}) encountered in {name}")
+    return None
+
+
+class _Thread(threading.local):
+    noted: Noted | None = None
+
+
+_thread = _Thread()
 
 
 def _followed(hook: Callable[[Any], None] | None) -> Callable[[Any], None]:

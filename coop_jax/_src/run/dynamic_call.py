@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arrays, number_checks
 from coop_jax._src.eager import interpreter
 from coop_jax._src.eager.session import Session
 from coop_jax._src.execution.runtime import Runtime
@@ -94,9 +94,11 @@ def _attempt(
             for v, x, d in zip(signature.jaxpr.invars, given, is_donated, strict=True)
         ]
         written = [x for x in cells if type(x) is RefCell]
-        results = interpreter.call(session, signature.jaxpr, signature.constants, cells)
-        results += [x.current for x in written]
-        values = session.take([session.as_value(x) for x in results])
+        with number_checks.noting() as noted:
+            results = interpreter.call(session, signature.jaxpr, signature.constants, cells)
+            results += [x.current for x in written]
+            values = session.take([session.as_value(x) for x in results])
+            noted.check(values)
         signature.lesson = None
         session.learn()
         signature.lesson = lesson

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from coop_jax import _core
+from coop_jax._src.compat import number_checks
 from coop_jax._src.execution.executor import execute
 from coop_jax._src.execution.fitting import (
     Launches,
@@ -237,7 +238,9 @@ def carry_out(
     counters, memory = runtime.counters, runtime.memory()
     measured = counters.compute_seconds
     constants, verifier = form.constants, runtime.verifier()
-    done = execute(plan, given, constants, memory, counters, interrupts, verifier)
+    with number_checks.noting() as noted:
+        done = execute(plan, given, constants, memory, counters, interrupts, verifier)
+        noted.check(done[0])
     if form.unrolled is not None:
         # Its segments hold first runs and recomputations: what they took is shared out.
         again = form.unrolled.recompute_share * (counters.compute_seconds - measured)
