@@ -113,7 +113,7 @@ class Runtime:
       ...     step = coop_jax.run(lambda x: (x @ x).sum(), runtime=rt)
       ...     value = step(jnp.ones((8, 8)))
       >>> float(value), rt.stats().operations
-      (512.0, 2)
+      (512.0, 1)
     """
 
     def __init__(

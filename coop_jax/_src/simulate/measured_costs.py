@@ -188,7 +188,7 @@ def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
       >>> with coop_jax.record_costs(rt) as costs:
       ...     values = [step(x), step(x)]
       >>> len(costs)
-      2
+      1
     """
     for runtime in runtimes:
         if not hasattr(runtime, "counters"):

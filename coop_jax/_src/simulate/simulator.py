@@ -302,11 +302,14 @@ def simulate(
 
     Example:
       >>> import coop_jax, jax, jax.numpy as jnp
-      >>> def step(w, x):
-      ...     return jax.grad(lambda w: (jnp.tanh(jnp.tanh(x @ w) @ w) ** 2).sum())(w)
+      >>> def loss(w, x):
+      ...     for _ in range(8):
+      ...         x = jnp.tanh(x @ w)
+      ...     return (x**2).mean()
       >>> x = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-      >>> simulation = coop_jax.simulate(step, x, x, budget=0.8, device_profile="a100-80gb")
-      >>> simulation.feasible, simulation.peak_bytes <= simulation.budget_bytes
+      >>> grad = jax.grad(loss)
+      >>> simulation = coop_jax.simulate(grad, x, x, budget=0.8, device_profile="a100-80gb")
+      >>> simulation.feasible, simulation.rematerialisations > 0
       (True, True)
     """
     budgets.check_budget(budget)
