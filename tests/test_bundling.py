@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,8 +15,7 @@ from jax import lax
 
 import coop_jax
 from coop_jax._src.ir import program
-from coop_jax._src.lowering import build
-from coop_jax._src.lowering.passes import launch_clustering
+from coop_jax._src.lowering import build, constants
 
 WIDTH, BATCH = 32, 8
 
@@ -193,6 +193,7 @@ def test_views_between_members(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_is_in_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_clustering, "SMALL", 0.0)
+    tuned = dataclasses.replace(constants.TUNED, cluster_max_member_work=0.0)
+    monkeypatch.setattr(constants, "TUNED", tuned)
     args = arguments()
     assert len(operations(step, *args)) > 100

@@ -20,9 +20,8 @@ from coop_jax._src.execution import executable_cache, executables
 from coop_jax._src.ir import kernels
 from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
 from coop_jax._src.planning.rematerialized import room_before, unrolled
-from coop_jax._src.segments import compose, isolation_check, partition, segment
+from coop_jax._src.segments import constants, isolation_check, partition, segment
 from coop_jax._src.segments.compose import Composer
-from coop_jax._src.segments.scratch_blocks import LEAST_BYTES
 from coop_jax._src.segments.segment import Segment
 
 pytestmark = [
@@ -85,7 +84,7 @@ def test_only_what_nobody_needs_any_more_is_written_over(name: str, seed: int) -
         for k in kernel.given_up:
             storage = program.values[whole.operands[k]].storage
             assert storage in before - kept
-            assert program.storages[storage].nbytes >= LEAST_BYTES
+            assert program.storages[storage].nbytes >= constants.TUNED.min_block_bytes
             for op in program.operations[numbers[-1] + 1 :]:
                 assert storage not in storages_of(program, (*op.operands, *op.results))
             given_up += 1
@@ -283,7 +282,7 @@ def test_layer_norms_are_members_like_others() -> None:
 def test_what_libraries_take_needs_room_unless_that_is_kept_free() -> None:
     program, cache = planned("cnn", 0.9), kernels.cache_for(jax.devices()[0])
     needed = max(segment.library_bytes(op.kernel) for op in program.operations)
-    assert needed >= LEAST_BYTES
+    assert needed >= constants.TUNED.min_block_bytes
     room = room_before(program, _most_alive(program) + needed // 2)
     free = partition.segmented(program, cache, float("inf"), room, reserved_bytes=needed)
     tight = partition.segmented(program, cache, float("inf"), room)
@@ -315,7 +314,9 @@ def test_what_no_cache_holds_is_computed_in_our_order(
 
     assert not any(in_order())
     (most,) = segment.temporary_bytes(partition.segmented(program, cache, float("inf")))
-    monkeypatch.setattr(compose, "_BEYOND_CACHES_BYTES", most)
+    tuned = dataclasses.replace(constants.TUNED, in_order_min_bytes=most)
+    monkeypatch.setattr(constants, "TUNED", tuned)
     assert in_order() == [True]
-    monkeypatch.setattr(compose, "_BEYOND_CACHES_BYTES", most + 1)
+    tuned = dataclasses.replace(constants.TUNED, in_order_min_bytes=most + 1)
+    monkeypatch.setattr(constants, "TUNED", tuned)
     assert in_order() == [False]

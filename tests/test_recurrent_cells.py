@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from typing import Any
@@ -14,7 +15,7 @@ from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax._src.execution.instructions import Run, View
-from coop_jax._src.lowering import build
+from coop_jax._src.lowering import build, constants
 from coop_jax._src.lowering.passes import launch_clustering
 
 WIDTH, ROWS = 32, 8
@@ -134,8 +135,10 @@ def test_what_was_computed_just_before_is_one_value() -> None:
 def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways to bundle random programs of a few operations, most of which fit together."""
     random_ = random.Random(seed)
-    monkeypatch.setattr(launch_clustering, "_OPERANDS", 5)
-    monkeypatch.setattr(launch_clustering, "_OF_THE_PEAK", 1.0)
+    tuned = dataclasses.replace(
+        constants.TUNED, cluster_max_operands=5, cluster_max_peak_fraction=1.0
+    )
+    monkeypatch.setattr(constants, "TUNED", tuned)
 
     def fn(xs: list[jax.Array]) -> Any:
         values = list(xs)
@@ -167,7 +170,7 @@ def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.Mo
         later = {storages[v] for op in operations[end:] for v in op.operands}
         later |= {storages[v] for v in outputs}
         read = {storages[v] for op in members for v in op.operands} - made
-        launch, operand = launch_clustering._LAUNCH, launch_clustering._OPERAND
+        launch, operand = tuned.cluster_launch_cost, tuned.cluster_operand_cost
         assert found.cost() == launch + len(made & later) + operand * len(read)
         return found.cost()
 
@@ -187,5 +190,5 @@ def test_no_other_bundles_would_cost_much_less(seed: int, monkeypatch: pytest.Mo
         chosen, end = chosen + found, beginnings[end]
     # What is passed over may have read a little less.
     least = min(w for w in ways if w is not None)
-    assert least - 1e-9 <= chosen <= least + 4 * launch_clustering._OPERAND
+    assert least - 1e-9 <= chosen <= least + 4 * tuned.cluster_operand_cost
     assert len(ways) == 2 ** (count - 1)

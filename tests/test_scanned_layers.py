@@ -5,6 +5,7 @@ Seconds are those of the cost model and peaks those of the plan, both the same o
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from benchmarks import scanned_layers
 from conftest import assert_same_bits
 
 import coop_jax
-from coop_jax._src.ir import stacks
+from coop_jax._src.ir import constants
 
 SIZES = scanned_layers.Sizes(layers=24)
 TOLERANCE = 1.10
@@ -88,7 +89,8 @@ def test_small_stacks_are_updated_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
     again, _, less_bytes = trained(0.9)
     assert_same_bits(again, found)
     assert less_bytes <= peak_bytes
-    monkeypatch.setattr(stacks, "SMALL_SHARE", 0)
+    tuned = dataclasses.replace(constants.TUNED, small_stack_fraction=0)
+    monkeypatch.setattr(constants, "TUNED", tuned)
     expected, over, unstacked_bytes = trained()
     assert len(over) > layers
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)

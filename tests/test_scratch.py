@@ -17,11 +17,12 @@ from coop_jax._src.execution import executable_cache, executables
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.ir import kernels
 from coop_jax._src.ir.program import Operation
-from coop_jax._src.segments import partition
+from coop_jax._src.segments import constants, partition
 from coop_jax._src.segments import segment as segments
 from coop_jax._src.segments.compose import Composer
-from coop_jax._src.segments.scratch_blocks import FOREVER, LEAST_BYTES, Buffer, block_bytes
+from coop_jax._src.segments.scratch_blocks import FOREVER, Buffer, block_bytes
 
+LEAST_BYTES = constants.TUNED.min_block_bytes
 SIZE = 4 * LEAST_BYTES
 
 

@@ -16,7 +16,7 @@ import coop_jax
 from coop_jax._src.compat import calls, hlo
 from coop_jax._src.execution import executable_cache, executables
 from coop_jax._src.ir import kernels
-from coop_jax._src.run import planned_call, tiering
+from coop_jax._src.run import constants, planned_call, tiering
 from coop_jax._src.run.specialization import Signature, Tier
 from coop_jax._src.segments import isolation_check, partition
 from coop_jax._src.util.errors import BudgetExceededError
@@ -176,8 +176,8 @@ def test_segments_come_once_launching_took_as_long_as_compiling(
 ) -> None:
     monkeypatch.delenv("COOP_JAX_SEGMENTS", raising=False)
     tier, launches = Tier(), 1000
-    calls = tiering._FIRST_CALLS
-    tier.ran(calls * launches * tiering._LAUNCH_SECONDS)
+    calls = constants.TUNED.measured_calls
+    tier.ran(calls * launches * constants.TUNED.launch_seconds)
     for number in range(2, calls + 1):
         assert not tiering._is_time(tier, launches)
         tier.ran(9.0)

@@ -20,7 +20,7 @@ from coop_jax._src.ir import cost_model
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.rematerialized import room_before, unrolled
-from coop_jax._src.run import segment_candidates, tiering
+from coop_jax._src.run import constants, segment_candidates, tiering
 from coop_jax._src.simulate.simulator import Simulator
 from coop_jax._src.util.incremental_work import GradualWork
 
@@ -154,7 +154,8 @@ def test_training_in_segments_of_a_plan_gives_the_same_bits(
         return [form for form in found if form.unrolled]
 
     monkeypatch.setattr(tiering, "forms_of", of_the_plan)
-    monkeypatch.setattr(tiering, "_WORTH_IT", 1e9)  # whatever it costs
+    whatever_it_costs = dataclasses.replace(constants.TUNED, worthwhile_factor=1e9)
+    monkeypatch.setattr(constants, "TUNED", whatever_it_costs)
     monkeypatch.setenv("COOP_JAX_SEGMENTS", "1")
     got, step = trained(program, 8, budget=budget)
     form = signature_of(step).tier.segmented

@@ -18,6 +18,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src.compat import contexts, devices, thread_state
+from coop_jax._src.execution import constants
 from coop_jax._src.execution import verification as verifying
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.execution.stats import CallCounts, Counters, Stats
@@ -308,5 +309,7 @@ class Runtime:
         if self._unbounded_bytes is None:  # what is left changes, also by the pool
             left = devices.memory_left(self._device)
             machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            self._unbounded_bytes = machine if left is None else int(left * 0.9)
+            self._unbounded_bytes = (
+                machine if left is None else int(left * constants.TUNED.unbounded_pool_fraction)
+            )
         return self._unbounded_bytes

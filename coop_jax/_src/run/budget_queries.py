@@ -14,9 +14,10 @@ from typing import Any, Literal
 from coop_jax._src.jit import api as jit_api
 from coop_jax._src.jit import budget_search as jit_search
 from coop_jax._src.jit.planned_function import PlannedFunction
+from coop_jax._src.planning import constants as planning_constants
 from coop_jax._src.planning import policies
 from coop_jax._src.simulate import budget_search
-from coop_jax._src.simulate.budget_search import RESOLUTION
+from coop_jax._src.simulate import constants as simulate_constants
 from coop_jax._src.simulate.cpu_calibration import Profile, profile_of
 from coop_jax._src.simulate.measured_costs import MeasuredCosts
 from coop_jax._src.simulate.simulation import Simulation, simulation_of
@@ -28,7 +29,8 @@ from coop_jax._src.util import progress as progresses
 from coop_jax._src.util.calling_convention import Names, Numbers
 
 FrontEnd = Literal["run", "jit"]
-_GIVE_UP = 16.0
+_GIVE_UP = planning_constants.TUNED.give_up_factor
+_RESOLUTION = simulate_constants.TUNED.resolution_fraction
 
 
 def min_budget(
@@ -45,7 +47,7 @@ def min_budget(
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
     alternatives: bool = True,
-    resolution: float = RESOLUTION,
+    resolution: float = _RESOLUTION,
     compile: bool | None = None,
     **kwargs: Any,
 ) -> int:
@@ -104,7 +106,7 @@ def min_budget(
             costs=costs is not None,
             workspace=workspace is not None,
             alternatives=alternatives is not True,
-            resolution=resolution != RESOLUTION,
+            resolution=resolution != _RESOLUTION,
             compile=compile is not None,
         )
         conventions = donate_argnums, donate_argnames, static_argnums, static_argnames

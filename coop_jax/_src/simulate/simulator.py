@@ -31,6 +31,7 @@ from coop_jax._src.compat import contexts
 from coop_jax._src.execution import fitting
 from coop_jax._src.ir import cost_model as cost_models
 from coop_jax._src.ir import kernels
+from coop_jax._src.planning import constants as planning_constants
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.planner import PlanSettings
@@ -58,7 +59,7 @@ class Simulator:
         costs: MeasuredCosts | None,
         workspace: Workspace,
         alternatives: bool = True,
-        give_up: float = 16.0,
+        give_up: float = planning_constants.TUNED.give_up_factor,
         kept_bytes: int = 0,
         compile: bool = False,
         device: jax.Device | None = None,
