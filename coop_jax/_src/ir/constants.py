@@ -16,7 +16,7 @@ class Constants:
 
     # Where operations are fused, a stack that is at most this share of the arguments is put
     # together when it is computed with: an operation for each part (the biases of each layer)
-    # against memory for the whole. `pytest tests/test_scanned_layers.py`
+    # against memory for the whole. `pytest tests/unit/ir/test_scanned_layers.py`
     small_stack_fraction: float = 1 / 512
 
     # Fan-in of the tree of operations that puts a stack together: launches against parts that

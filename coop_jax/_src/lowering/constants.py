@@ -63,7 +63,7 @@ class Constants:
 
     # Work of a member and of a cluster, in units of `DeviceProfile.smallness`: launches against
     # recomputation of results that nobody asked for.
-    # `pytest tests/test_bundling.py` (the first).
+    # `pytest tests/unit/lowering/test_bundling.py` (the first).
     cluster_max_member_work: float = 4.0
     cluster_max_work: float = 8.0
 

@@ -7,7 +7,8 @@ not tuned: they stand where they are used.
 
 A comment ends with the command that shows a difference if the constant is another one:
   `plans`: `python -m tests.benchmarks.planning_constants NAME=VALUE`, simulated overheads;
-  `checkpoints`, `learning`, `workspaces`: `pytest tests/test_checkpoints.py` and so on, which fail.
+  `checkpoints`, `learning`, `workspaces`: `pytest tests/unit/planning/test_checkpoints.py` and so
+  on, which fail.
 Or with "Not shown": no command is known that does.
 Other packages have a `constants` like this one.
 

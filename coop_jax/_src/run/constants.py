@@ -54,7 +54,7 @@ class Constants:
     more_segments_factor: float = 1.4
 
     # A call with segments has to take at most this factor of the time without: estimates are not
-    # measurements. `pytest tests/test_unrolled.py`
+    # measurements. `pytest tests/unit/planning/test_unrolled.py`
     worthwhile_factor: float = 0.97
 
     # Planning a candidate stops when it recomputes this share of its operations. Not shown.
