@@ -169,7 +169,7 @@ def _line_of(text: str, error: Exception) -> int:
 
 @contextlib.contextmanager
 def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
-    """Records how long each operation takes that the runtimes run meanwhile.
+    """Records the seconds of each operation that the runtimes run in the `with` block.
 
     Measured where operations run in order on the caller's thread (CPU); elsewhere times include the
     wait for the device. The first run of each operation is not counted.
