@@ -28,7 +28,7 @@ class Constants:
     reserve_step_fraction: float = 1 / 256
 
     # With as large a share of the free memory in one piece, results of a call are not moved: copies
-    # against fragmentation in the next call. Not shown.
+    # against fragmentation in the next call. `pytest tests/unit/eager/test_tidying.py`
     compact_fraction: float = 0.9
 
 

@@ -41,7 +41,7 @@ class Constants:
     # --- Checks (`verification`, `donation_probe`) ---
 
     # Values up to this size are kept, others as a digest: memory of the host against an error that
-    # says what differs. Not shown.
+    # says what differs. `pytest tests/unit/execution/test_verify.py`
     verified_max_bytes: int = 1 << 16
 
     # Time for the probe of a device: on a cold machine a GPU's first use loads libraries and tunes

@@ -30,8 +30,8 @@ class Constants:
     kept_kernels: int = 512
 
     # Elements of a window whose gradient is computed element by element, which takes some equations
-    # for each: 3 by 3 by 3 is what networks have. `python -m tests.benchmarks.pooling` shows what
-    # such a gradient saves; the limit is not shown.
+    # for each: 3 by 3 by 3 is what networks have. `pytest tests/unit/ir/test_pooling.py`; what such
+    # a gradient saves: `python -m tests.benchmarks.pooling`.
     pooling_max_window_elements: int = 27
 
 

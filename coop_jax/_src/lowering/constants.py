@@ -1,4 +1,9 @@
-"""Tuned constants of lowering; see `planning.constants` for how to read them."""
+"""Tuned constants of lowering; see `planning.constants` for how to read them.
+
+Commands, which fail with much smaller values: `bundling`, `fusion`, `recurrent_cells`:
+`pytest tests/unit/lowering/test_bundling.py` and so on; `control_flow`:
+`pytest tests/behaviour/test_control_flow.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +27,10 @@ class Constants:
     group_max_results: int = 4
     group_max_equations: int = 64
 
-    # The same of a loop's body. Not shown.
+    # The same of a loop's body. `control_flow`
     loop_max_equations: int = 256
 
-    # Bytes that a `while_loop` carries: its values are in memory twice anyway. Not shown.
+    # Bytes that a `while_loop` carries: its values are in memory twice anyway. `control_flow`
     loop_max_carry_bytes: int = 1 << 16
 
     # Elements of a constant that is part of the kernel: larger ones are operands, so that kernels
@@ -38,14 +43,14 @@ class Constants:
     # recomputation that XLA fuses into the reader. Not shown.
     cse_max_depth: int = 3
 
-    # Others are shared with at most this many operations in between: they hardly live longer. Not
-    # shown.
+    # Others are shared with at most this many operations in between: they hardly live longer.
+    # `recurrent_cells`
     cse_max_distance: int = 16
 
     # --- Conditionals (`conditional_to_select`) ---
 
     # Equations of a branch that is computed although the other one may be selected: operations that
-    # may be evicted one by one against time to plan them. Not shown.
+    # may be evicted one by one against time to plan them. `control_flow`
     select_max_equations: int = 4096
 
     # --- Stacks (`stacking`) ---
@@ -62,8 +67,7 @@ class Constants:
     # --- Clusters of small operations (`passes.launch_clustering`) ---
 
     # Work of a member and of a cluster, in units of `DeviceProfile.smallness`: launches against
-    # recomputation of results that nobody asked for.
-    # `pytest tests/unit/lowering/test_bundling.py` (the first).
+    # recomputation of results that are not needed. `bundling`
     cluster_max_member_work: float = 4.0
     cluster_max_work: float = 8.0
 
@@ -76,26 +80,26 @@ class Constants:
     cluster_launch_cost: float = 10.0
     cluster_operand_cost: float = 0.25
 
-    # Limits of a cluster: launches against XLA's compilation time. Not shown.
+    # Limits of a cluster: launches against XLA's compilation time. `bundling` (the first).
     cluster_max_equations: int = 128
     cluster_max_operands: int = 64
 
     # --- Fusion (`passes.fusion`) ---
 
-    # Limits of a fused operation: more take XLA long to compile, and gain nothing. Not shown.
+    # Limits of a fused operation: more take XLA long to compile, and gain nothing. `fusion`
     fusion_max_equations: int = 96
     fusion_max_operands: int = 48
 
     # Readers that each recompute an absorbed operation: memory against operations computed several
-    # times; with more readers, reading the result costs about as much as computing it. Not shown.
+    # times; with more readers, reading the result costs about as much as computing it. `fusion`
     fusion_max_copies: int = 8
 
     # What a fused operation reads and writes, as a multiple of the most that a single one does:
-    # results that need not be stored against small budgets that still suffice. Not shown.
+    # results that need not be stored against small budgets that still suffice. `fusion`
     fusion_max_memory_factor: float = 2.0
 
-    # Bytes that XLA may have to store inside a fused operation even if its sink writes less. Not
-    # shown.
+    # Bytes that XLA may have to store inside a fused operation even if its sink writes less.
+    # `fusion`
     fusion_max_inside_bytes: int = 1 << 16
 
     # Operands may live this many operations longer for a cheap operation to be absorbed: results
@@ -110,7 +114,7 @@ class Constants:
     fusion_slack_bytes: int = 1 << 12
 
     # Depth of the search for operands that can be absorbed, too: time of the pass against bytes
-    # that would be taken to live longer, and do not. Not shown.
+    # that would be taken to live longer, and do not. `fusion`
     fusion_look_back: int = 6
 
     # --- Early updates (`passes.early_updates`) ---

@@ -12,7 +12,7 @@ class Constants:
     # --- Plans (`planned_call`) and what repeats (`fast_path`, `call_trees`) ---
 
     # States of the pool that plans are kept for, for each signature: memory of the process against
-    # planning again. Not shown.
+    # planning again. `pytest tests/unit/run/test_repeating.py`
     kept_plans: int = 16
 
     # The first of them are searched for where the policy searches: time of calls that find the pool
@@ -54,7 +54,7 @@ class Constants:
     more_segments_factor: float = 1.4
 
     # A call with segments has to take at most this factor of the time without: estimates are not
-    # measurements. `pytest tests/unit/planning/test_unrolled.py`
+    # measurements. Not shown.
     worthwhile_factor: float = 0.97
 
     # Planning a candidate stops when it recomputes this share of its operations. Not shown.
@@ -77,8 +77,8 @@ class Constants:
 
     # --- Messages (`advice`, `donation`) ---
 
-    # Storages that an error names, and arguments that a warning names: there may be hundreds. Not
-    # shown.
+    # Storages that an error names, and arguments that a warning names: there may be hundreds.
+    # `pytest tests/unit/run/test_advice.py` (the first).
     named_storages: int = 4
     named_arguments: int = 3
 

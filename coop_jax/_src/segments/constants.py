@@ -21,11 +21,12 @@ class Constants:
 
     # --- Memory (`compose`, `scratch_blocks`) ---
 
-    # Smaller values are left to XLA: passing one more array costs more than the page. Not shown.
+    # Smaller values are left to XLA: passing one more array costs more than the page. `pytest
+    # tests/unit/segments/test_scratch.py`
     min_block_bytes: int = 4096
 
     # Rounds of adding blocks for values that found no room: each moves others, and after some
-    # little is missing. Not shown.
+    # little is missing. `pytest tests/unit/segments/test_scratch.py`
     max_block_rounds: int = 8
 
     # An operation with as much workspace gets blocks for it even where it stays alone, and a
@@ -43,7 +44,8 @@ class Constants:
     in_order_min_bytes: int = 1 << 25
 
     # Members in order that may run at one time: cores in use against memory, as each waits for the
-    # one this many before it and its operands stay until then. Not shown.
+    # one this many before it and its operands stay until then. `pytest
+    # tests/unit/segments/test_composing.py`
     max_concurrent_members: int = 3
 
 
