@@ -21,8 +21,8 @@ class Constants:
 
     # --- Memory (`compose`, `scratch_blocks`) ---
 
-    # Smaller values are left to XLA: passing one more array costs more than the page. `pytest
-    # tests/unit/segments/test_scratch.py`
+    # Smaller values are left to XLA: passing one more array costs more than the page.
+    # `pytest tests/unit/segments/test_scratch.py`
     min_block_bytes: int = 4096
 
     # Rounds of adding blocks for values that found no room: each moves others, and after some
@@ -44,8 +44,8 @@ class Constants:
     in_order_min_bytes: int = 1 << 25
 
     # Members in order that may run at one time: cores in use against memory, as each waits for the
-    # one this many before it and its operands stay until then. `pytest
-    # tests/unit/segments/test_composing.py`
+    # one this many before it and its operands stay until then.
+    # `pytest tests/unit/segments/test_composing.py`
     max_concurrent_members: int = 3
 
 

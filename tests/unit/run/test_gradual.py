@@ -245,7 +245,8 @@ def test_a_process_may_end_while_segments_are_made() -> None:
         os.environ.pop("COOP_JAX_SEGMENTS", None)
         os.environ.pop("COOP_JAX_VERIFY", None)
         import threading, time
-        import coop_jax, models
+        import coop_jax
+        from tests.testing import models
         from coop_jax._src.run import tiering
         from coop_jax._src.execution.executables import Executable
         tiering._is_time = lambda tier, launches: tier.calls >= 5
