@@ -1,4 +1,4 @@
-"""What all tests share: one compilation cache, counted compilations, comparison of bits.
+"""What all tests share: one compilation cache, counted compilations, switches of a run.
 
 `coop_jax` is imported before anything starts JAX's CPU backend, as it asks its users to do.
 Warnings are errors (see pyproject.toml). Compiled operations are kept on disk, in
@@ -9,12 +9,13 @@ compile them again.
 something was evicted must then see recomputation, or it proves nothing there: it fails unless it is
 marked `no_recomputation(reason)`. (Where nothing was, there was nothing that may be: arguments,
 results, small values.) What cannot hold in that mode (no evictions in a large budget, exact counts)
-is marked `unless_forced(reason)` and skipped; see also `forced_eviction`. `--verify` compares every
-recomputed value with its first value.
+is marked `unless_forced(reason)` and skipped. `--verify` compares every recomputed value with its
+first value.
 
 Operations are not fused where a test does not say so, since small programs then have several to
-evict. With `--fusion` they are, and what cannot hold then is marked `unless_fused(reason)`; see
-also `unless_fused`. All three set environment variables, so subprocesses follow.
+evict. With `--fusion` they are, and what cannot hold then is marked `unless_fused(reason)`. All
+three set environment variables, so subprocesses follow. Markers are declared in pyproject.toml, as
+tests of the examples have them, too.
 
 Operations run in segments only where a test says so: when they come of themselves depends on time.
 
@@ -42,19 +43,19 @@ os.environ.setdefault("COOP_JAX_STORED_PLANS", "0")  # what plans is what is tes
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-import coop_jax  # noqa: I001 - before the backend starts
 import jax
-import numpy as np
 import pytest
-from coop_jax._src.run import tiering
-from coop_jax._src.ir import kernels
-from coop_jax._src.planning import constants
+
 from coop_jax._src.execution import runtime as runtimes
 from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.execution.verification import eviction_is_forced
-from faults import Operations
-from forced_eviction import NO_RECOMPUTATION, UNLESS_FORCED
-from unless_fused import UNLESS_FUSED
+from coop_jax._src.ir import kernels
+from coop_jax._src.planning import constants
+from coop_jax._src.run import tiering
+
+pytest.register_assert_rewrite("tests.testing")
+
+from tests.testing.faults import Operations  # noqa: E402 - its assertions are rewritten
 
 _TUNED = constants.TUNED
 constants.TUNED = dataclasses.replace(_TUNED, most_plans=8 * _TUNED.round_plans)
@@ -75,11 +76,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "no_recomputation(reason): recomputes nothing even when eviction is forced"
-    )
-    config.addinivalue_line("markers", "unless_forced(reason): skipped when eviction is forced")
-    config.addinivalue_line("markers", "unless_fused(reason): skipped with --fusion")
     for option, name in (("--force-eviction", _FORCED), ("--verify", _VERIFY)):
         if config.getoption(option):
             os.environ[name] = "1"
@@ -119,13 +115,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Not when a test is set up: that hook is not called for those of the examples.
     for item in items:
-        for name in (item.path.name, getattr(item, "originalname", "")):
-            if name in UNLESS_FORCED:
-                item.add_marker(pytest.mark.unless_forced(UNLESS_FORCED[name]))
-            if name in UNLESS_FUSED:
-                item.add_marker(pytest.mark.unless_fused(UNLESS_FUSED[name]))
-            if name in NO_RECOMPUTATION:
-                item.add_marker(pytest.mark.no_recomputation(NO_RECOMPUTATION[name]))
         marker = item.get_closest_marker("unless_forced")
         if marker is not None and item.config.stash[_forced]:
             item.add_marker(pytest.mark.skip(f"eviction is forced: {marker.args[0]}"))
@@ -188,49 +177,3 @@ def no_runtime_left_entered() -> Iterator[None]:
     from coop_jax._src.execution.runtime import current_runtime
 
     assert current_runtime() is None
-
-
-def bits_of(tree: Any) -> list[tuple[str, tuple[int, ...], bytes]]:
-    """Dtype, shape and bytes of every leaf: equal only if all bits are, NaNs included."""
-    leaves = []
-    for leaf in jax.tree_util.tree_leaves(tree):
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        leaf = np.asarray(leaf)
-        leaves.append((str(leaf.dtype), leaf.shape, leaf.tobytes()))
-    return leaves
-
-
-def assert_same_bits(found: Any, expected: Any) -> None:
-    """Fails, naming the first leaf that differs."""
-    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(expected)
-    for number, (a, b) in enumerate(zip(bits_of(found), bits_of(expected), strict=True)):
-        assert a[:2] == b[:2], f"leaf {number}: dtype and shape {a[:2]}, expected {b[:2]}"
-        assert a[2] == b[2], f"leaf {number} of {a[:2]}: bits differ"
-
-
-def smallest_feasible(call: Callable[[int], Any], wanted_bytes: int, most_bytes: int) -> int:
-    """The least budget found from `wanted_bytes` up at which `call` succeeds.
-
-    `BudgetExceededError` names the smallest budget where the program is known ahead; elsewhere this
-    goes up in steps of 2.5% of `most_bytes`.
-    """
-    budget_bytes = wanted_bytes
-    while True:
-        try:
-            call(budget_bytes)
-        except coop_jax.BudgetExceededError as error:
-            assert budget_bytes < 2 * most_bytes, "twice the unbudgeted peak does not suffice"
-            known = error.report.smallest_budget_bytes
-            budget_bytes = max(known or 0, budget_bytes + most_bytes // 40)
-        else:
-            return budget_bytes
-
-
-def ones_that_xla_shares(shape: tuple[int, ...]) -> np.ndarray:
-    """Ones where XLA takes NumPy's memory as it is instead of copying it: at a multiple of 64."""
-    data = np.empty(int(np.prod(shape)) * 4 + 64, np.uint8)
-    begin = -data.ctypes.data % 64
-    ones = data[begin : begin + data.size - 64].view(np.float32).reshape(shape)
-    ones[...] = 1
-    return ones

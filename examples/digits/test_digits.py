@@ -22,6 +22,7 @@ def few_steps(step: Any, steps: int = 3, batch: int = 64) -> tuple[Any, coop_jax
     return jax.tree.map(np.array, params), step.runtime.stats()
 
 
+@pytest.mark.unless_forced("whole models: recomputation is quadratic in the length of a program")
 @pytest.mark.parametrize(
     "settings", [{}, {"eager": True}, {"fusion": True}], ids=["run", "eager", "fused"]
 )

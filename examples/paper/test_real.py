@@ -18,6 +18,7 @@ from examples.paper import real
 from examples.paper.networks import NETWORKS
 
 
+@pytest.mark.unless_forced("whole models: recomputation is quadratic in the length of a program")
 @pytest.mark.parametrize("policy", ["coop", "dtr", "dte"])
 def test_a_real_step_takes_the_actions_that_were_simulated(
     policy: str, monkeypatch: pytest.MonkeyPatch
@@ -57,6 +58,7 @@ def test_a_real_step_takes_the_actions_that_were_simulated(
     assert plans[-1].actions == simulation.actions
 
 
+@pytest.mark.unless_forced("whole models: recomputation is quadratic in the length of a program")
 @pytest.mark.parametrize(
     "network",
     ["bert", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt3", "resnet50", "unet"))],
@@ -76,6 +78,7 @@ def test_later_steps_of_a_training_do_what_was_simulated(network: str) -> None:
     assert simulation.rematerialisations > 0
 
 
+@pytest.mark.unless_forced("whole models: recomputation is quadratic in the length of a program")
 def test_the_file_has_a_line_for_each_budget_that_suffices(tmp_path: pathlib.Path) -> None:
     rows = real.measure(tmp_path / "new", ["bert"], ratios=(0.7, 0.05), rounds=2)
     assert [(row.policy, row.ratio) for row in rows] == [(p, 0.7) for p in ("coop", "dtr", "dte")]

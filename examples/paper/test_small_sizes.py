@@ -68,6 +68,7 @@ def smallest_feasible(call: Callable[[int], Any], wanted_bytes: int, most_bytes:
     raise AssertionError("no budget below that of an unbudgeted run works")
 
 
+@pytest.mark.unless_forced("whole models: recomputation is quadratic in the length of a program")
 @names
 def test_the_small_size_trains_in_part_of_its_memory_with_the_same_bits(name: str) -> None:
     network = NETWORKS[name]
@@ -98,6 +99,8 @@ def test_the_small_size_trains_in_part_of_its_memory_with_the_same_bits(name: st
     assert stats.evictions > 0
 
 
+@pytest.mark.unless_fused("checkpoints change what is fused, and so the last bits")
+@pytest.mark.unless_forced("whole models: recomputation is quadratic in the length of a program")
 @names
 def test_checkpoints_change_memory_and_no_results(name: str) -> None:
     network = NETWORKS[name]

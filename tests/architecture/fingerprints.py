@@ -13,17 +13,13 @@ from __future__ import annotations
 import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
 
 import hashlib
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))  # as pytest does for `models`
-
-import models
+from tests.testing import models
 
 _SHARES = (None, 0.7, 0.5)
 _STEPS = 4

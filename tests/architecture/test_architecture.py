@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import pathlib
 import re
 import tomllib
@@ -186,6 +187,26 @@ def long_functions_in_cpp(root: pathlib.Path) -> Iterator[str]:
             head = "" if part in ("{", "}", ";") else head + part
 
 
+def private_imports_of_behaviour_tests(root: pathlib.Path) -> Iterator[str]:
+    """Tests of the public API that import something else of the package."""
+    for path in sorted(root.glob("tests/behaviour/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named: list[str] = []
+            if isinstance(node, ast.ImportFrom):
+                named = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                named = [alias.name for alias in node.names]
+            if any(name.startswith("coop_jax._") for name in named):
+                yield f"{path.name}:{node.lineno}"
+
+
+def names_of_tests_that_stand_twice(root: pathlib.Path) -> Iterator[str]:
+    """Two test modules of one name cannot be imported together."""
+    paths = (path for folder in ("unit", "behaviour") for path in root.glob(f"tests/{folder}/**/*"))
+    counts = collections.Counter(path.name for path in paths if path.name.startswith("test_"))
+    yield from (name for name, count in counts.items() if count > 1)
+
+
 def _lines_of(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -227,6 +248,13 @@ RULES: list[tuple[Callable[[pathlib.Path], Iterator[str]], str, str, str]] = [
     ),
     (includes_of_the_engine, "", "cc/core/engine/a.h", '#include "cc/python/value.h"\n'),
     (includes_of_the_engine, "", "cc/core/engine/a.cc", "#include <Python.h>\n"),
+    (
+        private_imports_of_behaviour_tests,
+        "",
+        "tests/behaviour/test_a.py",
+        "import coop_jax\nfrom coop_jax import _core\nfrom jax import lax\n",
+    ),
+    (names_of_tests_that_stand_twice, "", "tests/unit/ir/test_twice.py", ""),
     (long_files, "", "coop_jax/a.py", "x = 1\n" * 1000),
     (long_functions, "", "coop_jax/a.py", "def f():\n" + "    x = 1\n" * 60),
     (
@@ -239,6 +267,7 @@ RULES: list[tuple[Callable[[pathlib.Path], Iterator[str]], str, str, str]] = [
 OTHERS = {
     "run/api.py": "",
     "ir/kernels.py": "from coop_jax._src.ir.program import Program\n",
+    "tests/behaviour/test_twice.py": "import coop_jax\nfrom tests.testing import models\n",
 }
 
 
@@ -267,6 +296,11 @@ def test_packages_are_few_and_on_few_levels() -> None:
     assert set(found) == set(ALLOWED)
     assert len(found) <= 12
     assert max(imports.levels(found).values()) <= 7
+
+
+def test_unit_tests_mirror_the_packages() -> None:
+    folders = {path.name for path in (ROOT / "tests" / "unit").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} <= {*ALLOWED, "extension"}  # the C++ extension, `cc/python`
 
 
 def test_every_package_says_what_it_is_for() -> None:

@@ -1,10 +1,10 @@
 """Memory that loops need without a budget: `run` and `remat_eager` beside `jax.jit`.
 
-For each program of `tests/loops.py`: what it needs under `jax.jit` (arguments, results that are no
-arguments, temporary memory, as XLA counts them), the peaks of the front ends as a share of that,
-and seconds: to trace the program, to make operations of it (scans are unrolled), to plan them where
-nothing has to go. Shares depend on the versions of JAX and on the sizes alone, seconds are of one
-run, tracing included where operations are made.
+For each program of `tests.testing.loops`: what it needs under `jax.jit` (arguments, results that
+are no arguments, temporary memory, as XLA counts them), the peaks of the front ends as a share of
+that, and seconds: to trace the program, to make operations of it (scans are unrolled), to plan them
+where nothing has to go. Shares depend on the versions of JAX and on the sizes alone, seconds are of
+one run, tracing included where operations are made.
 
     python -m tests.benchmarks.loop_peaks [--steps 48] [--width 128] [--loops "lstm,gru"]
 """
@@ -12,7 +12,6 @@ run, tracing included where operations are made.
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,10 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import coop_jax
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-
-import loops
+from tests.testing import loops
 
 _ROW = "{:24} {:>9} {:>6} {:>12} {:>7} {:>11} {:>7}"
 

@@ -1,10 +1,10 @@
 """Plans against the optimum: random programs of up to 13 operations, and chains of layers.
 
 The time of a plan (each operation once, and what is recomputed) to the least of any schedule, which
-`tests/optima.py` finds exactly for memory without addresses, in any order of operations. Capacities
-of random programs are drawn between what their largest operation needs and what they need without
-recomputation; those in which no schedule fits are left out. All of it is simulated, so the numbers
-are the same on every machine.
+`tests.testing.optima` finds exactly for memory without addresses, in any order of operations.
+Capacities of random programs are drawn between what their largest operation needs and what they
+need without recomputation; those in which no schedule fits are left out. All of it is simulated, so
+the numbers are the same on every machine.
 
 Run: python -m tests.benchmarks.optimum [--programs=200] [--policies=lookahead,coop]
 """
@@ -12,19 +12,14 @@ Run: python -m tests.benchmarks.optimum [--programs=200] [--policies=lookahead,c
 from __future__ import annotations
 
 import math
-import pathlib
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 
 from absl import app, flags
 
 import coop_jax
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-
-import optima
+from tests.testing import optima
 
 _PROGRAMS = flags.DEFINE_integer("programs", 200, "How many random programs.", lower_bound=1)
 _POLICIES = flags.DEFINE_list("policies", ["lookahead", "coop", "dte", "dtr"], "Which policies.")

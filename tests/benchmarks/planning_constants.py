@@ -1,6 +1,6 @@
 """What plans become with other tuned constants (`coop_jax/_src/planning/constants.py`), simulated.
 
-For each train step of `tests/models.py`, with fusion and without: recompute overhead of
+For each train step of `tests/testing/models.py`, with fusion and without: recompute overhead of
 `policy="lookahead"` at shares of the unbudgeted peak, with the constants as they are and as they
 are set here, and the seconds that all these plans took. Overheads are by the cost model, so they
 are the same on every machine; "-" where nothing fits. A step has some hundred operations: a
@@ -17,16 +17,11 @@ import coop_jax  # first: it sets how the CPU backend starts  # isort: skip
 import argparse
 import ast
 import dataclasses
-import pathlib
-import sys
 import time
 from collections.abc import Sequence
 
 from coop_jax._src.planning import constants
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))  # as pytest does for `models`
-
-import models
+from tests.testing import models
 
 
 def traced(name: str, *, fusion: bool) -> coop_jax.TracedProgram:

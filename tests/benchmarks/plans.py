@@ -3,7 +3,8 @@
 For each of the paper's networks at its size: recompute overhead at shares of the unbudgeted peak,
 and, for each way of placing checkpoints by hand, at the peak that it needs. Seconds are those of
 the cost model, so but for the planning times the table is the same on every machine. "bound" is
-what no plan can be below (`tests/bounds.py`; by its own nature too low where memory is very short).
+what no plan can be below (`tests.testing.bounds`; by its own nature too low where memory is very
+short).
 
 With --fusion all programs are fused, those with checkpoints too; shares stay those of the unfused
 peak, so that the budgets are the same bytes.
@@ -16,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 
@@ -30,10 +29,7 @@ from examples.paper.evaluation.methods import GIVE_UP, MAIN
 from examples.paper.evaluation.overheads import unbudgeted
 from examples.paper.evaluation.simulating import traced
 from examples.paper.networks import NETWORKS, Network
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-
-import bounds
+from tests.testing import bounds
 
 EIGHT = [name for name in NETWORKS if name != "gpt2"]
 

@@ -23,9 +23,7 @@ if os.path.exists("/dev/nvidiactl"):  # read when the backend starts
 
 import jax
 import jax.numpy as jnp
-import models
 import numpy as np
-from conftest import assert_same_bits
 
 import coop_jax
 from coop_jax._src.compat import arrays, ffi
@@ -33,6 +31,8 @@ from coop_jax._src.execution import donation_probe, donation_probe_main
 from coop_jax._src.execution.donation_probe import Placement
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.ir import kernels
+from tests.testing import models
+from tests.testing.comparison import assert_same_bits
 
 
 def _gpu() -> jax.Device | None:

@@ -168,6 +168,7 @@ class Recurrent(nn.Module):
         return nn.Dense(4)(x[:, -1])
 
 
+@pytest.mark.unless_forced("whole models: recomputation is quadratic in the length of a program")
 @both_front_ends
 def test_recurrent_over_time(front_end: str) -> None:
     model, batches = Recurrent(), _batches(shape=(16, 12, WIDTH))

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import assert_same_bits
 from training import both_front_ends, make, to_numpy
+
+from tests.testing.comparison import assert_same_bits
 
 LAYERS, WIDTH, ROWS = 6, 64, 512
 # Orbax tells of its own deprecations and of threads it leaves.

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conftest import assert_same_bits
 from training import FRONT_ENDS, both_front_ends, make
+
+from tests.testing.comparison import assert_same_bits
 
 LAYERS, WIDTH, ROWS = 6, 32, 256
 

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from conftest import assert_same_bits, bits_of, smallest_feasible
 
 import coop_jax
+from tests.testing.budgets import smallest_feasible
+from tests.testing.comparison import assert_same_bits, bits_of
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 FRONT_ENDS = ["run", "remat_eager"]

@@ -16,10 +16,10 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from conftest import bits_of
 from programs import RandomProgram, random_program
 
 import coop_jax
+from tests.testing.comparison import bits_of
 
 # What happened over all programs: a budget that evicts nothing proves nothing.
 tally: collections.Counter[str] = collections.Counter()

@@ -17,10 +17,11 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import bits_of, smallest_feasible
 from training_loops import STEPS, TrainingLoop, random_loop
 
 import coop_jax
+from tests.testing.budgets import smallest_feasible
+from tests.testing.comparison import bits_of
 
 # A state that is given back is planned for where it comes from, and for where it ends.
 MOST_PLANS = 3

@@ -4,7 +4,7 @@ Convolutions, some matrix products, sorts and Fourier transforms copy what they 
 from malloc: padded images, patches of them, packed panels, rows. `memory_analysis` does not tell of
 it. How much it is follows from shapes and from which library XLA chose, so it is computed, not
 measured: a plan is then the same in every process. Each rule is an upper bound of what was seen of
-resident memory (`tests/test_library_memory.py` looks again):
+resident memory (`tests/unit/compat/test_library_memory.py` looks again):
 
 - YNNPACK (a fusion of kind `__ynn_fusion`): the padded image and the kernel, once each; all patches
   where channels are in groups of several.

@@ -76,13 +76,13 @@ def remat_eager(
       budget: bytes (int), a string such as "512MiB", a fraction in (0, 1] of what the function
         needs without a budget (only for functions that JAX can trace, that is, whose control flow
         does not depend on values), or None for no cap.
-      policy: "coop", "lookahead" (learns from the last call with such arguments what comes, and
-        goes on without where it does something else), "dtr", "dte", or a `coop_jax.Policy`. If
-        None, "coop".
+      policy: "coop", "lookahead" (predicts a call from the last one with such arguments, and
+        continues without a plan once they differ), "dtr", "dte", or a `coop_jax.Policy`. If None,
+        "coop".
       device: the device to run on. If None, and no runtime is given, calls run on JAX's default
-        device (`jax.default_device`), on each that is it in a runtime of its own.
-      runtime: a `Runtime` to share, whose budget, policy and device count: none of them may be
-        given as well. Inside `with Runtime(...)`, without a budget, that one is used.
+        device (`jax.default_device`), with one runtime for each such device.
+      runtime: a `Runtime` to share. It has a budget, policy and device, so none of them may be
+        given as well. Inside `with Runtime(...)`, functions without a budget use that runtime.
 
     Returns:
       A function of the same arguments and results. Without `fn`, a decorator.

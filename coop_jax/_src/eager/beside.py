@@ -9,12 +9,10 @@ Thread rule: the session's. Cost: O(1), but for what a reservation evicts.
 from __future__ import annotations
 
 from coop_jax import _core
+from coop_jax._src.eager import constants
 from coop_jax._src.execution.runtime import Runtime
 
 _LARGEST_ALIGNMENT = 256  # of blocks, on any device
-
-# Room beside the pool is taken in steps, of a share of the budget: to ask for it takes time.
-_STEP_BYTES, _STEP_SHARE = 1 << 16, 1 / 256
 
 
 class Beside:
@@ -48,7 +46,9 @@ class Beside:
             return
         if core.reserved_bytes:
             self.count_peak()  # from now on there is more room beside the pool
-        step = min(_STEP_BYTES, int(self._runtime.capacity_bytes() * _STEP_SHARE))
+        tuned = constants.TUNED
+        share = int(self._runtime.capacity_bytes() * tuned.reserve_step_fraction)
+        step = min(tuned.reserve_step_bytes, share)
         if not core.reserve_room(session, needed + step) and not core.reserve_room(session, needed):
             if core.give_up():
                 self.reserve(session, incoming_bytes, workspace_bytes)
@@ -75,8 +75,9 @@ class Beside:
             peak = pool_bytes + (reserved if core.reserved_bytes else beside)
         else:
             if beside:
-                most = int((pool_bytes + beside) * _STEP_SHARE / (1 - _STEP_SHARE)) + alignment
-                beside += min(_STEP_BYTES, most)
+                share = constants.TUNED.reserve_step_fraction
+                most = int((pool_bytes + beside) * share / (1 - share)) + alignment
+                beside += min(constants.TUNED.reserve_step_bytes, most)
             peak = pool_bytes + -(-beside // alignment) * alignment
         self.peak_bytes = max(self.peak_bytes, peak)
         core.reset_peak()

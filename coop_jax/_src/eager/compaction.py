@@ -16,10 +16,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from coop_jax._src.eager import constants
 from coop_jax._src.execution.pool_memory import PoolMemory
-
-# Of what is free, as a share: if so much is in one piece there is little to win.
-_IN_ONE_PIECE = 0.9
 
 
 def side_by_side(
@@ -46,7 +44,7 @@ def side_by_side(
     largest = max(
         (end - begin for begin, end in _gaps(blocks.items(), pool.capacity_bytes)), default=0
     )
-    if largest >= min(peak_bytes, _IN_ONE_PIECE * free_bytes):
+    if largest >= min(peak_bytes, constants.TUNED.compact_fraction * free_bytes):
         return
     offsets = [memory.offset_of(x) for x in results]
     movable = [n for n, at in enumerate(offsets) if at in blocks and pool.live_count(at) == 1]

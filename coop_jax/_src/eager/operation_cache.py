@@ -15,19 +15,24 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src.compat import arrays, contexts, equation_keys, jaxprs
+from coop_jax._src.eager import constants
 from coop_jax._src.eager.values import Value, aval_of, key_of, operand_key
 from coop_jax._src.execution import executable_cache
 from coop_jax._src.execution.executables import OUTSIDE, SLOT, Executable
 from coop_jax._src.ir import cost_model, primitives
 from coop_jax._src.ir.equations import KernelBuilder, LiteralValue
 from coop_jax._src.ir.kernels import Kernel, KernelCache
-from coop_jax._src.lowering.inlining import SMALL_BYTES, is_group_body
+from coop_jax._src.lowering import constants as lowering_constants
+from coop_jax._src.lowering.inlining import is_group_body
 
-_KEPT = 8192
-_KEPT_STATES = 8  # of JAX's configuration, in each of which operations are remembered
 _NOTHING = _core.OperationSpec([], [], [], 0.0, True)
 
 Prepared = _core.Prepared
+
+
+def _is_small(nbytes: int) -> bool:
+    """Whether a value of that size stays outside the pool."""
+    return nbytes <= lowering_constants.TUNED.small_bytes
 
 
 def _prepared_in(cache: KernelCache) -> _core.PreparedOperations:
@@ -40,7 +45,7 @@ def _prepared_in(cache: KernelCache) -> _core.PreparedOperations:
                 jaxprs.WEAK_LITERALS, LiteralValue, jaxprs.LITERAL_ARRAY, jaxprs.LITERAL_ARRAY_AVAL
             )
         cache.prepared.move_to_end(context)
-        if len(cache.prepared) > _KEPT_STATES:
+        if len(cache.prepared) > constants.TUNED.kept_configurations:
             cache.prepared.popitem(last=False)
         return found
 
@@ -94,7 +99,7 @@ class Preparer:
         within = None if isinstance(context, contexts.Context) else context
         application = _Application(primitive, operands, params, within, effects)
         prepared = self._prepare_new(application, eqn)
-        if len(self.prepared) > _KEPT:
+        if len(self.prepared) > constants.TUNED.kept_operations:
             self.prepared.clear()
         if prepared is not None or not jaxprs.closes_over_tracers(params):
             self.prepared[quick] = prepared  # a key with a value in it would keep that
@@ -128,7 +133,7 @@ class Preparer:
                     identity=True,
                 )
             view = (
-                cost_model.nbytes(first.aval) > SMALL_BYTES
+                not _is_small(cost_model.nbytes(first.aval))
                 and arrays.dlpack_type(out_avals[0].dtype) is not None
                 and arrays.dlpack_type(first.aval.dtype) is not None
                 and primitives.is_view(primitive, params, first.aval, out_avals[0])
@@ -171,7 +176,7 @@ class Preparer:
     ) -> Prepared:
         sizes = [cost_model.nbytes(a) for a in kernel.out_avals]
         outside = [
-            n <= SMALL_BYTES or arrays.dlpack_type(a.dtype) is None
+            _is_small(n) or arrays.dlpack_type(a.dtype) is None
             for n, a in zip(sizes, kernel.out_avals, strict=True)
         ]
         modes = tuple(OUTSIDE if o else SLOT for o in outside)

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import jax
 
-from coop_jax._src.execution import executable_cache
+from coop_jax._src.execution import constants, executable_cache
 from coop_jax._src.execution.executables import Executable
 from coop_jax._src.ir.kernels import Kernel, KernelCache
 from coop_jax._src.util.incremental_work import Pieces
@@ -32,8 +32,6 @@ from coop_jax._src.util.progress import progress_bar
 Wanted = tuple[Kernel, tuple[int, ...], str]  # a kernel, its output modes, its source line
 
 T = TypeVar("T")
-
-_FEW = 4  # so many are not worth threads
 
 
 def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: KernelCache) -> None:
@@ -51,7 +49,9 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
     missing = _missing(wanted, device)
     if not missing:
         return
-    workers = min(os.cpu_count() or 1, 8) if len(missing) > _FEW else 1
+    tuned = constants.TUNED
+    most = min(os.cpu_count() or 1, tuned.compile_max_threads)
+    workers = most if len(missing) > tuned.compile_few else 1
     with (
         concurrent.futures.ThreadPoolExecutor(workers, "coop_jax-compile") as pool,
         progress_bar(2 * len(missing), "compiling operations") as bar,

@@ -26,11 +26,9 @@ from collections.abc import Sequence
 import jax
 
 from coop_jax._src.compat import devices
+from coop_jax._src.execution import constants
 
 _LOGGER = logging.getLogger(__name__)
-
-# The first use of a GPU loads libraries and tunes kernels, on a cold machine for a minute.
-_TIMEOUT_SECONDS = 240.0
 
 # What the other process prints in front of its answer.
 PREFIX = "coop_jax placement: "
@@ -73,7 +71,7 @@ def probe(device: jax.Device) -> Placement:
 def _probe(device: jax.Device) -> Placement:
     if device.platform == "cpu":
         return Placement.DONATED
-    found, reason = ask(check_command(device), _TIMEOUT_SECONDS)
+    found, reason = ask(check_command(device), constants.TUNED.probe_timeout_seconds)
     if found is Placement.COPIED:
         _LOGGER.warning(
             "jaxlib %s does not write into memory of the pool on %s (%s): outputs are copied into"

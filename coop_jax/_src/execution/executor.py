@@ -18,6 +18,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src.compat import arrays, number_checks
+from coop_jax._src.execution import constants as tuning
 from coop_jax._src.execution import slot_copy
 from coop_jax._src.execution.executables import Executable
 from coop_jax._src.execution.instructions import CompiledPlan, Forget, Run, View
@@ -26,9 +27,6 @@ from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.execution.stats import Counters
 from coop_jax._src.execution.verification import Verifier
 from coop_jax._src.util.interrupts import Interrupts
-
-# Memory that is still held this long after its array was deleted is held by another library.
-_PATIENCE_SECONDS = 1.0
 
 
 def execute(
@@ -324,11 +322,12 @@ def _placed(
 
 def _slot(memory: PoolMemory, offset: int, spec: _core.SlotSpec, *, patient: bool) -> jax.Array:
     # An argument that was deleted, not donated, may be held for a moment by XLA's worker threads.
-    deadline = time.monotonic() + _PATIENCE_SECONDS if patient else 0.0
+    patience_seconds = tuning.TUNED.release_timeout_seconds
+    deadline = time.monotonic() + patience_seconds if patient else 0.0
     while True:
         try:
             return memory.slot(offset, spec)
         except RuntimeError:
             if time.monotonic() >= deadline:
                 raise
-        time.sleep(2e-5)
+        time.sleep(tuning.TUNED.release_poll_seconds)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from coop_jax import _core
-from coop_jax._src.execution import donation_probe, executable_cache, executables
+from coop_jax._src.execution import constants, donation_probe, executable_cache, executables
 from coop_jax._src.execution.compilation import Wanted, compile_together
 from coop_jax._src.execution.donation_probe import Placement
 from coop_jax._src.ir.kernels import KernelCache
@@ -28,10 +28,6 @@ from coop_jax._src.planning.workspace import Provision
 
 # Workspace of launches: (operation, bytes) of each.
 Launches = list[tuple[int, int]]
-
-# A budget that was searched for with what was known is raised by such a part until it does.
-_RAISED = 1.01
-_RAISES = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,10 +85,10 @@ def smallest_fitting(
     """
     settings = without_search(settings)
     found = planner_for(capacity_bytes).smallest_budget(settings, needed)
-    for _ in range(_RAISES):
+    for _ in range(constants.TUNED.budget_max_raises):
         if found is None or fitted(planner_for(found), settings, needed, launches).plan.feasible:
             return found
-        found = int(found * _RAISED) + settings.alignment_bytes
+        found = int(found * constants.TUNED.budget_raise_factor) + settings.alignment_bytes
     return None
 
 

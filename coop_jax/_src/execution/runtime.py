@@ -18,6 +18,7 @@ import jax
 
 from coop_jax import _core
 from coop_jax._src.compat import contexts, devices, thread_state
+from coop_jax._src.execution import constants
 from coop_jax._src.execution import verification as verifying
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.execution.stats import CallCounts, Counters, Stats
@@ -92,17 +93,16 @@ class Runtime:
       budget: bytes (int), a string such as "512MiB" or "2GB", or None for no cap (CPU: all of the
         machine's memory; GPU: nine tenths of what its allocator has left at the first call).
       policy: "lookahead", "coop", "dtr", "dte", or a `coop_jax.Policy` with switches of its own.
-      device: a `jax.Device`; JAX's default device of now (`jax.default_device`) if None.
-      workspace: bytes to keep for XLA's temporary memory, or None to keep what the compiled
-        operations say that they need.
+      device: a `jax.Device`; None for JAX's current default device.
+      workspace: bytes reserved for XLA's temporary memory; None for what the compiled operations
+        need.
       verify: whether to compare every recomputed value with its first value, bit by bit; slow. None
-        to do what the environment variable COOP_JAX_VERIFY says.
-      progress: whether to show how far compiling and planning are where they take long. None to do
-        what the environment variable COOP_JAX_PROGRESS says, or to show it on terminals and in
-        notebooks.
-      max_recompute: a call that runs operations as they come (`remat_eager`, `run` of a program
-        that branches on values) is refused once it has run more than this many times as many
-        operations again as it has run at all, and 1024 besides; None for no limit.
+        to follow the environment variable COOP_JAX_VERIFY.
+      progress: whether to show progress bars where compiling and planning take long. None to follow
+        the environment variable COOP_JAX_PROGRESS, or to show them on terminals and in notebooks.
+      max_recompute: limit for calls that are planned as they run (`remat_eager`, `run` with
+        data-dependent control flow): a call is refused once it has recomputed more than this factor
+        of the operations it has run, plus 1024; None for no limit.
 
     Raises:
       TypeError, ValueError: a budget, policy, limit or workspace that makes no sense.
@@ -113,7 +113,7 @@ class Runtime:
       ...     step = coop_jax.run(lambda x: (x @ x).sum(), runtime=rt)
       ...     value = step(jnp.ones((8, 8)))
       >>> float(value), rt.stats().operations
-      (512.0, 2)
+      (512.0, 1)
     """
 
     def __init__(
@@ -308,5 +308,7 @@ class Runtime:
         if self._unbounded_bytes is None:  # what is left changes, also by the pool
             left = devices.memory_left(self._device)
             machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            self._unbounded_bytes = machine if left is None else int(left * 0.9)
+            self._unbounded_bytes = (
+                machine if left is None else int(left * constants.TUNED.unbounded_pool_fraction)
+            )
         return self._unbounded_bytes

@@ -23,10 +23,8 @@ from typing import Any
 import numpy as np
 
 from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.execution import constants
 from coop_jax._src.util import env
-
-# Values up to this size are kept, so that the error can say what differs; of others the digest.
-_KEPT_BYTES = 1 << 16
 
 
 def eviction_is_forced() -> bool:
@@ -121,7 +119,8 @@ def _digest(host: np.ndarray[Any, Any]) -> bytes:
 
 def _remember(x: Any) -> _First:
     host = _on_host(x)
-    return _First(_digest(host), host if host.nbytes <= _KEPT_BYTES else None)
+    is_kept = host.nbytes <= constants.TUNED.verified_max_bytes
+    return _First(_digest(host), host if is_kept else None)
 
 
 def _compare(first: Sequence[_First], results: Sequence[Any], label: str, source: str) -> None:

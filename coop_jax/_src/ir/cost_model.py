@@ -25,10 +25,11 @@ class DeviceProfile:
       flops_per_second: of dense matrix work in float32.
       bytes_per_second: memory bandwidth.
       launch_seconds: fixed cost of one operation.
-      alignment_bytes: of what XLA allocates there.
+      alignment_bytes: of XLA's allocations.
       small_flops, small_bytes: operations that do a few times that may run together with
         neighbours; what a device does while it launches one if None.
-      expensive_passes: over its output, from which an operation counts as expensive.
+      expensive_passes: an operation is expensive if it takes as long as this many passes over its
+        output.
     """
 
     name: str

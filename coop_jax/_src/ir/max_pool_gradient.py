@@ -23,8 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# 3 by 3 by 3, as large as the pooling windows of networks are; each element takes some equations.
-_MOST_ELEMENTS = 27
+from coop_jax._src.ir import constants
 
 # Types whose least and greatest values are infinities, which is what JAX pads with.
 _DTYPES = frozenset(map(np.dtype, (jnp.bfloat16, np.float16, np.float32, np.float64)))
@@ -35,7 +34,7 @@ def is_known(primitive: Any, params: dict[str, Any], operands: Sequence[Any]) ->
     return (
         primitive.name == "select_and_scatter_add"
         and params["select_prim"] in (lax.ge_p, lax.le_p)
-        and np.prod(params["window_dimensions"]) <= _MOST_ELEMENTS
+        and np.prod(params["window_dimensions"]) <= constants.TUNED.pooling_max_window_elements
         and all(isinstance(x, jax.Array) for x in operands)  # no numbers
         and operands[0].dtype in _DTYPES
         and operands[0].size > 0

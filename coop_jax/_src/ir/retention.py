@@ -15,12 +15,10 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from coop_jax import _core
+from coop_jax._src.ir import constants
 from coop_jax._src.util.recent import Recent
 
 K = TypeVar("K")
-
-# Kernels at first. Each of them is some 300 KB of compiled code and what XLA keeps of it.
-_KEPT = 512
 
 
 class Kernels(Generic[K]):
@@ -31,7 +29,7 @@ class Kernels(Generic[K]):
     def __init__(self, forget_prepared: Callable[[], None]):
         """`forget_prepared`: lets go of what holds kernels without being a plan."""
         self._alive: weakref.WeakValueDictionary[Hashable, K] = weakref.WeakValueDictionary()
-        self.recent: Recent[K] = Recent(_KEPT)
+        self.recent: Recent[K] = Recent(constants.TUNED.kept_kernels)
         self._made = 0  # since what is prepared was forgotten
         self._forget_prepared = forget_prepared
 

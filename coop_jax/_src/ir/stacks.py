@@ -25,17 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from coop_jax._src.compat import jaxprs
-from coop_jax._src.ir import cost_model, primitives
+from coop_jax._src.ir import constants, cost_model, primitives
 from coop_jax._src.ir.kernels import Kernel, KernelCache
 
 # A view inside a block begins at a multiple of this: what XLA asks of parameters, on CPU the most.
 VIEW_ALIGNMENT_BYTES = 64
-
-# Where operations are fused, a stack that takes so small a part of what the program is given is put
-# together once it is computed with: the update of biases would be an operation for each layer.
-SMALL_SHARE = 1 / 512
-
-_FAN = 8  # of the tree that puts a stack together
 
 _PART_BY_PART = primitives.ELEMENTWISE | {"convert_element_type", "reduce_precision", "copy"}
 
@@ -111,9 +105,9 @@ def put_together(parts: Sequence[Any], run: Callable[[Callable[..., Any], list[A
       parts: at least one.
       run: runs a function of arrays on some of them as one operation.
     """
-    level, function = list(parts), stack
+    level, function, fan_in = list(parts), stack, constants.TUNED.stack_fan_in
     while len(level) > 1 or function is stack:
-        width = len(level) if len(level) <= 2 * _FAN else _FAN
+        width = len(level) if len(level) <= 2 * fan_in else fan_in
         groups = [level[k : k + width] for k in range(0, len(level), width)]
         level = [
             run(function, group) if function is stack or len(group) > 1 else group[0]

@@ -16,9 +16,9 @@ from coop_jax._src.ir.kernel_classes import may_be_absorbed
 from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Operation, Program, Storage, Value, releases_of
 from coop_jax._src.ir.raw_operations import RawOperation
+from coop_jax._src.lowering import constants as tuning
 from coop_jax._src.lowering import in_place, stacking
 from coop_jax._src.lowering.flatten import Flattener
-from coop_jax._src.lowering.inlining import SMALL_BYTES
 from coop_jax._src.lowering.pass_options import PassOptions
 from coop_jax._src.lowering.passes import rearrangement_sinking, transpose_folding
 from coop_jax._src.lowering.passes.early_updates import run_early
@@ -70,7 +70,10 @@ def build_program(
             return True
         if storage in chosen.origin and chosen.origin[storage] in origin_done:
             return False
-        return cost_model.nbytes(aval) <= SMALL_BYTES or storage in flattener.fixed_outside
+        return (
+            cost_model.nbytes(aval) <= tuning.TUNED.small_bytes
+            or storage in flattener.fixed_outside
+        )
 
     members: dict[int, list[int]] = {}
     for value, storage in enumerate(storage_of):

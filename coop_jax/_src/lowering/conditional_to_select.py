@@ -18,10 +18,9 @@ import numpy as np
 
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.ir.equations import LiteralValue, MadeEquation, Typed
+from coop_jax._src.lowering import constants as tuning
 from coop_jax._src.lowering import inlining
 from coop_jax._src.lowering.builder import Walk
-
-_EQUATIONS = 4096
 
 
 def is_selection(params: dict[str, Any]) -> bool:
@@ -29,7 +28,7 @@ def is_selection(params: dict[str, Any]) -> bool:
     bodies = list(jaxprs.nested_jaxprs(params))
     return (
         len(bodies) == 2
-        and all(inlining.equation_count(b) <= _EQUATIONS for b in bodies)
+        and all(inlining.equation_count(b) <= tuning.TUNED.select_max_equations for b in bodies)
         and inlining.is_cheap_cond(params)
     )
 

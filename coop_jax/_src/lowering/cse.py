@@ -15,12 +15,7 @@ from collections.abc import Hashable, Sequence
 
 from coop_jax._src.ir.kernel_classes import is_loop
 from coop_jax._src.ir.kernels import Kernel
-
-# So many operations away from arguments a loop's result is one value for all that compute it.
-_NEAR = 3
-
-# So many operations before a loop's result may be found.
-_JUST_BEFORE = 16
+from coop_jax._src.lowering import constants
 
 
 class Made:
@@ -51,6 +46,6 @@ class Made:
         self._depths.update(dict.fromkeys(results, depth))
         self._count += 1
         if kernel.recomputable:
-            always = depth <= _NEAR or not is_loop(kernel)
-            until = math.inf if always else self._count + _JUST_BEFORE
+            always = depth <= constants.TUNED.cse_max_depth or not is_loop(kernel)
+            until = math.inf if always else self._count + constants.TUNED.cse_max_distance
             self._results[kernel.key, tuple(operands)] = list(results), until

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from coop_jax._src.compat import jaxprs
+from coop_jax._src.ir import constants as ir_constants
 from coop_jax._src.ir import cost_model, primitives, refs, stacks
 from coop_jax._src.ir.equations import LiteralValue
 from coop_jax._src.ir.kernel_classes import is_narrow
@@ -25,6 +26,7 @@ from coop_jax._src.ir.raw_operations import DynamicControlFlow
 from coop_jax._src.ir.refs import RefCell
 from coop_jax._src.ir.stacks import Stack
 from coop_jax._src.lowering import conditional_to_select, inlining, stacked_ops
+from coop_jax._src.lowering import constants as tuning
 from coop_jax._src.lowering.builder import PutTogether, Walk
 from coop_jax._src.lowering.pass_options import PassOptions
 
@@ -65,7 +67,7 @@ class Flattener(Walk):
         inputs = [self.new(refs.contents_aval(v.aval)) for v in jaxpr.invars]
         if self._calls_apart:
             given_bytes = sum(cost_model.nbytes(self.avals[n]) for n in inputs)
-            self._small_stack_bytes = int(stacks.SMALL_SHARE * given_bytes)
+            self._small_stack_bytes = int(ir_constants.TUNED.small_stack_fraction * given_bytes)
         for number, kept in zip(inputs, self._kept_inputs, strict=True):
             if kept:
                 self.fixed_outside.add(self.storages[number])
@@ -234,7 +236,7 @@ class Flattener(Walk):
         return (
             self.storages[number] not in self.fixed_outside
             and self.can_lie_in_pool(aval)
-            and cost_model.nbytes(aval) > inlining.SMALL_BYTES
+            and cost_model.nbytes(aval) > tuning.TUNED.small_bytes
         )
 
     def _operation(self, eqn: Any, operands: list[_Atom]) -> Sequence[_Atom]:

@@ -6,7 +6,7 @@ random keys, a state of some numbers). Everything else is taken apart, so that i
 or recomputed one by one.
 
 Bound: the working set of such an operation is that of its operands, its results and of at most
-`_EQUATIONS` cheap equations; XLA's workspace for it is counted like any other.
+`group_max_equations` cheap equations; XLA's workspace for it is counted like any other.
 Thread rule: functions of their arguments. Cost: linear in the equations looked at.
 """
 
@@ -19,16 +19,7 @@ import numpy as np
 
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.ir import cost_model, primitives
-
-# Values up to this size stay outside the pool: they are counted, never evicted, and cut chains of
-# recomputation. A slot would cost more than they do.
-SMALL_BYTES = 256
-
-_RESULTS = 4
-_EQUATIONS = 64
-_LOOP_EQUATIONS = 256
-# Of what a while_loop carries: its values are in memory twice anyway.
-_CARRY_BYTES = 1 << 16
+from coop_jax._src.lowering import constants as tuning
 
 
 def is_group(primitive: Any, params: dict[str, Any], effects: Any = ()) -> bool:
@@ -40,7 +31,8 @@ def is_group(primitive: Any, params: dict[str, Any], effects: Any = ()) -> bool:
         return is_group_body(*body)
     if primitive.name == "cond":
         return is_cheap_cond(params) and all(
-            len(b.outvars) <= _RESULTS and equation_count(b) <= _EQUATIONS
+            len(b.outvars) <= tuning.TUNED.group_max_results
+            and equation_count(b) <= tuning.TUNED.group_max_equations
             for b in jaxprs.nested_jaxprs(params)
         )
     return primitive.name in primitives.CONTROL_FLOW and is_small_loop(primitive.name, params)
@@ -48,12 +40,12 @@ def is_group(primitive: Any, params: dict[str, Any], effects: Any = ()) -> bool:
 
 def is_group_body(jaxpr: Any, constants: Sequence[Any]) -> bool:
     """Whether the body of a call is cheap and small enough to run as one operation."""
-    if len(jaxpr.outvars) > _RESULTS or not jaxpr.eqns:
+    if len(jaxpr.outvars) > tuning.TUNED.group_max_results or not jaxpr.eqns:
         return False
     count = equation_count(jaxpr)
     if count == 1 and jaxpr.eqns[0].primitive.name in primitives.HEAVY:  # nothing to take apart
         return not jaxpr.eqns[0].effects and _makes_results(jaxpr)
-    return count <= _EQUATIONS and _computes_results(jaxpr, constants)
+    return count <= tuning.TUNED.group_max_equations and _computes_results(jaxpr, constants)
 
 
 def _computes_results(jaxpr: Any, constants: Sequence[Any]) -> bool:
@@ -98,19 +90,21 @@ def is_small_loop(name: str, params: dict[str, Any]) -> bool:
     if name == "while":
         body, constants = jaxprs.open_closed(params["body_jaxpr"])
         carried = [v.aval for v in body.outvars]
-        if sum(map(_nbytes, carried)) > _CARRY_BYTES or _hold_apart(
+        limit = tuning.TUNED.loop_max_carry_bytes
+        if sum(map(_nbytes, carried)) > limit or _hold_apart(
             (*constants, *jaxprs.open_closed(params["cond_jaxpr"])[1])
         ):
             return False
-        limit = _CARRY_BYTES
     else:
         scan = jaxprs.scan_parts(params)
         values = [*scan.body.invars[scan.num_consts :], *scan.body.outvars]
-        if any(_nbytes(v.aval) > SMALL_BYTES for v in values) or _hold_apart(scan.constants):
+        limit = tuning.TUNED.small_bytes
+        if any(_nbytes(v.aval) > limit for v in values) or _hold_apart(scan.constants):
             return False
-        limit = SMALL_BYTES
     return all(
-        equation_count(b) <= _LOOP_EQUATIONS and is_cheap(b) and _makes_at_most(b, limit)
+        equation_count(b) <= tuning.TUNED.loop_max_equations
+        and is_cheap(b)
+        and _makes_at_most(b, limit)
         for b in jaxprs.nested_jaxprs(params)
     )
 
@@ -126,7 +120,10 @@ def _makes_at_most(jaxpr: Any, limit_bytes: int) -> bool:
 
 def _hold_apart(constants: Sequence[Any]) -> bool:
     """Whether one of them is large, or a value of an eager call, which a kernel must not hold."""
-    return any(np.size(c) > 16 or isinstance(c, jaxprs.Tracer) for c in constants)
+    return any(
+        np.size(c) > tuning.TUNED.group_max_constant_elements or isinstance(c, jaxprs.Tracer)
+        for c in constants
+    )
 
 
 def _nbytes(aval: Any) -> int:

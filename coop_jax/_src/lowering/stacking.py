@@ -21,15 +21,8 @@ import jax.numpy as jnp
 
 from coop_jax._src.ir import cost_model
 from coop_jax._src.ir.raw_operations import RawOperation
+from coop_jax._src.lowering import constants
 from coop_jax._src.lowering.builder import Builder, PutTogether
-from coop_jax._src.lowering.inlining import SMALL_BYTES
-
-# So many parts are written by one operation, and no more than such a part of them.
-_TOGETHER = 8
-_PART_TOGETHER = 1 / 8
-
-# Of the whole, so much of its parts may be in memory at once for other reasons.
-_ALIVE = 0.5
 
 
 def written_early(
@@ -85,7 +78,7 @@ def _is_apart(stack: PutTogether, numbers: dict[int, int], flattener: Builder) -
         and all(id(op) in numbers for op in stack.operations)
         and stack.operations[-1].results == (stack.whole,)
         and flattener.can_lie_in_pool(flattener.avals[stack.whole])
-        and cost_model.nbytes(flattener.avals[stack.whole]) > SMALL_BYTES
+        and cost_model.nbytes(flattener.avals[stack.whole]) > constants.TUNED.small_bytes
     )
 
 
@@ -100,12 +93,13 @@ def _is_worthwhile(made: Sequence[int], last_read: Sequence[int]) -> bool:
     for _, change in sorted(changes):
         alive += change
         most = max(most, alive)
-    return most <= max(_ALIVE * len(made), 1)
+    return most <= max(constants.TUNED.stack_max_alive_fraction * len(made), 1)
 
 
 def _groups(count: int) -> list[range]:
     """The parts that are written together."""
-    width = max(1, min(_TOGETHER, int(count * _PART_TOGETHER)))
+    tuned = constants.TUNED
+    width = max(1, min(tuned.stack_max_parts, int(count * tuned.stack_max_parts_fraction)))
     return [range(k, min(k + width, count)) for k in range(0, count, width)]
 
 

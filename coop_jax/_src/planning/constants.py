@@ -7,8 +7,10 @@ not tuned: they stand where they are used.
 
 A comment ends with the command that shows a difference if the constant is another one:
   `plans`: `python -m tests.benchmarks.planning_constants NAME=VALUE`, simulated overheads;
-  `checkpoints`, `learning`, `workspaces`: `pytest tests/test_checkpoints.py` and so on, which fail.
+  `checkpoints`, `learning`, `workspaces`: `pytest tests/unit/planning/test_checkpoints.py` and so
+  on, which fail.
 Or with "Not shown": no command is known that does.
+Other packages have a `constants` like this one.
 
 Thread rule: a value.
 """
@@ -42,6 +44,10 @@ class Constants:
     # Factors of what kept storages are worth: low ones leave more to the engine, high ones hold on
     # to the cut. Each is several more plans. `plans`
     kept_worths: tuple[float, ...] = (10.0, 1e6)
+
+    # A plan that recomputes this many times as many operations as there are is given up: budgets
+    # that suffice against calls that take as long, and time to plan them. Not shown.
+    give_up_factor: float = 16.0
 
     # So many recomputations may be tried and undone for each that a plan may have: planning that
     # comes to an end against plans that are hard to find. `plans`

@@ -50,7 +50,7 @@ class PlanSettings:
     alignment_bytes: int
     profile: cost_model.DeviceProfile
     alternatives: bool = True
-    give_up: float = 16.0
+    give_up: float = constants.TUNED.give_up_factor
     allowance: int = 1024
     max_recompute: float = 0.0
 

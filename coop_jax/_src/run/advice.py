@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from coop_jax._src.ir.program import Program
-
-# So many storages are named.
-_NAMED = 4
+from coop_jax._src.run import constants
 
 
 def largest_pinned(
@@ -46,7 +44,8 @@ def largest_pinned(
         op = program.operations[operation]
         pinned.update(dict.fromkeys(program.values[v].storage for v in (*op.operands, *op.results)))
     sizes = [(made_by.get(s, "a value"), program.storages[s].nbytes) for s in pinned]
-    return tuple(sorted((x for x in sizes if x[1]), key=lambda x: -x[1])[:_NAMED])
+    by_size = sorted((x for x in sizes if x[1]), key=lambda x: -x[1])
+    return tuple(by_size[: constants.TUNED.named_storages])
 
 
 def is_donatable(inputs: Sequence[Any], donated: Sequence[bool], outputs: Sequence[Any]) -> bool:

@@ -63,7 +63,7 @@ def run(
 
     Args:
       fn: a function of pytrees of arrays, as for `jax.jit`; it may be jitted already, also by
-        `flax.nnx.jit` or `equinox.filter_jit`, and then does all that these promise.
+        `flax.nnx.jit` or `equinox.filter_jit`, whose semantics are kept.
       budget: bytes (int), a string such as "512MiB" or "2GB", a fraction in (0, 1] of what the
         function needs at its peak without a budget, or None for no cap. It counts everything the
         call keeps on the device: arguments, values, results, temporary memory.
@@ -73,17 +73,16 @@ def run(
         state). They are updated in place; the arrays passed in cannot be used afterwards.
       static_argnums: positions of arguments that are Python values, not arrays; hashable.
       device: the device to run on. If None, and no runtime is given, calls run on JAX's default
-        device (`jax.default_device`), on each that is it in a runtime of its own.
-      runtime: a `Runtime` to share instead of one of its own, whose budget, policy and device
-        count: none of them may be given as well. Inside `with Runtime(...)`, without a budget, that
-        one is used.
+        device (`jax.default_device`), with one runtime for each such device.
+      runtime: a `Runtime` to share. It has a budget, policy and device, so none of them may be
+        given as well. Inside `with Runtime(...)`, functions without a budget use that runtime.
       donate_argnames: names of arguments that the function replaces. As for `jax.jit`, names are
         found by positions, and positions by names, where only one is given.
       static_argnames: names of arguments that are Python values.
       fusion: whether operations that XLA can fuse run as one: faster, and values that are cheap to
-        compute are not stored. Results are the same bits at every budget; they may differ in the
-        last ones from those without fusion. If None, yes, unless COOP_JAX_FUSION is 0. A program
-        that branches on values is not fused, nor is a call under `jax.grad` and the like.
+        compute are not stored. Results are bitwise equal at every budget, but may differ in the
+        last bits from those without fusion. If None, on unless COOP_JAX_FUSION is 0. Always off
+        with data-dependent control flow and under `jax.grad` and the like.
 
     Returns:
       A function of the same arguments and results, with `runtime` (after the first call).

@@ -14,9 +14,10 @@ from typing import Any, Literal
 from coop_jax._src.jit import api as jit_api
 from coop_jax._src.jit import budget_search as jit_search
 from coop_jax._src.jit.planned_function import PlannedFunction
+from coop_jax._src.planning import constants as planning_constants
 from coop_jax._src.planning import policies
 from coop_jax._src.simulate import budget_search
-from coop_jax._src.simulate.budget_search import RESOLUTION
+from coop_jax._src.simulate import constants as simulate_constants
 from coop_jax._src.simulate.cpu_calibration import Profile, profile_of
 from coop_jax._src.simulate.measured_costs import MeasuredCosts
 from coop_jax._src.simulate.simulation import Simulation, simulation_of
@@ -28,7 +29,8 @@ from coop_jax._src.util import progress as progresses
 from coop_jax._src.util.calling_convention import Names, Numbers
 
 FrontEnd = Literal["run", "jit"]
-_GIVE_UP = 16.0
+_GIVE_UP = planning_constants.TUNED.give_up_factor
+_RESOLUTION = simulate_constants.TUNED.resolution_fraction
 
 
 def min_budget(
@@ -45,20 +47,20 @@ def min_budget(
     costs: MeasuredCosts | None = None,
     workspace: Workspace = None,
     alternatives: bool = True,
-    resolution: float = RESOLUTION,
+    resolution: float = _RESOLUTION,
     compile: bool | None = None,
     **kwargs: Any,
 ) -> int:
     """The smallest budget with which a function completes, before anything runs.
 
-    A first call of `run` with that budget is accepted where XLA's temporary memory is known: what
-    is planned for the default device is compiled for that, unless it is a program that was traced
-    before or has its workspace or its costs given.
+    `run` accepts a first call with that budget if XLA's temporary memory is known. Functions
+    planned for the default device are compiled for that, unless `workspace` or `costs` are given or
+    the program was traced before.
 
-    `coop_jax.jit` with that budget and the same options accepts the call. It is the smaller one of
-    what XLA needs for what `jax.jit` makes of the function and for the smallest plan, which are
-    compiled; with `max_overhead` a few plans more. XLA may need less for a plan that keeps more, so
-    a budget some percent smaller may be accepted, too.
+    `coop_jax.jit` with that budget and the same options accepts the call. The program of `jax.jit`
+    and the smallest plan are compiled, and the lesser need is returned; with `max_overhead` a few
+    more plans are compiled. XLA may need less for a plan that keeps more, so a budget some percent
+    smaller may be accepted, too.
 
     Args:
       fn: a function of pytrees of arrays, or a program, as for `simulate`. Under "jit" a function,
@@ -76,8 +78,8 @@ def min_budget(
       workspace: bytes of XLA's temporary memory, part of the budget, as for `simulate`.
       alternatives: as for `simulate`.
       resolution: how close to the smallest, as a share of the unbudgeted peak.
-      compile: whether to compile the operations, as for `simulate`. If not, workspace that was not
-        given counts as none, and a call may need so much more. None for where it is as above.
+      compile: whether to compile the operations, as for `simulate`. If not, unknown workspace
+        counts as zero, and a call may need that much more. None: as described above.
       **kwargs: the function's keyword arguments.
 
     Returns:
@@ -104,7 +106,7 @@ def min_budget(
             costs=costs is not None,
             workspace=workspace is not None,
             alternatives=alternatives is not True,
-            resolution=resolution != RESOLUTION,
+            resolution=resolution != _RESOLUTION,
             compile=compile is not None,
         )
         conventions = donate_argnums, donate_argnames, static_argnums, static_argnames
@@ -145,10 +147,10 @@ def sweep(
 ) -> list[Simulation]:
     """Simulates many budgets and policies, with all cores.
 
-    Of `coop_jax.jit` it plans and compiles nothing, but on several devices once a policy to ask XLA
-    how it divides values. Each budget has the first plan that a call makes for it, 93% of it large;
-    where it covers what is expected of `jax.jit`, nothing is computed again. What XLA needs may be
-    10% more or less than expected, and more: `min_budget` and `step.plan` compile.
+    Under "jit" it plans without compiling, except on several devices, once per policy, to ask XLA
+    how values are sharded. It reports the first plan that a call would compile for each budget,
+    made for 93% of it; a budget that covers the estimate for `jax.jit` needs no recomputation. XLA
+    may need 10% more or less than estimated, or more: `min_budget` and `step.plan` compile.
 
     Args:
       fn: a function of pytrees of arrays, or a program, as for `simulate`; traced once. Under "jit"

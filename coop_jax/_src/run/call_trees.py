@@ -17,15 +17,13 @@ import jax
 from jax.tree_util import default_registry
 
 from coop_jax import _core
+from coop_jax._src.run import constants
 from coop_jax._src.util.calling_convention import Fixed
 
 # As in cc/python/replay/tree_structure.h.
 _LEAF, _NONE, _TUPLE, _LIST, _DICT, _NAMED_TUPLE, _CUSTOM = range(7)
 
 _BUILT_IN = {type(None): _NONE, tuple: _TUPLE, list: _LIST, dict: _DICT}
-
-# So often the structure of arguments is looked at: leaves may be of other types at first.
-_LESSONS = 4
 
 _Node = tuple[int, type, Any, int, Callable[..., Any] | None]
 
@@ -64,7 +62,7 @@ class CallTrees:
 
     def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tells what such arguments look like."""
-        if self._lessons == _LESSONS:
+        if self._lessons == constants.TUNED.learned_structures:
             return
         self._lessons += 1
         dynamic = list(args)

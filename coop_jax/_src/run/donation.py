@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from coop_jax._src.compat import arrays
-from coop_jax._src.lowering.inlining import SMALL_BYTES
+from coop_jax._src.lowering import constants as lowering_constants
+from coop_jax._src.run import constants as tuning
 from coop_jax._src.run.argument_passing import Inputs, place_of
 from coop_jax._src.run.specialization import Signature
-
-# So many arguments are named; they may be hundreds.
-_NAMED = 3
 
 
 def warn_of_kept(signature: Signature, inputs: Inputs, donated: Sequence[bool]) -> None:
@@ -43,13 +41,14 @@ def warn_of_kept(signature: Signature, inputs: Inputs, donated: Sequence[bool]) 
         and signature.kinds.disposable[n]
         and not donated[n]
         and inputs.places[n] is not None
-        and inputs.arrays[n].nbytes > SMALL_BYTES
+        and inputs.arrays[n].nbytes > lowering_constants.TUNED.small_bytes
     ]
     if not kept:
         return
     signature.warned = True
     nbytes = sum(inputs.arrays[n].nbytes for n in kept)
-    largest = sorted(kept, key=lambda n: -inputs.arrays[n].nbytes)[:_NAMED]
+    by_size = sorted(kept, key=lambda n: -inputs.arrays[n].nbytes)
+    largest = by_size[: tuning.TUNED.named_arguments]
     reasons = _Reasons(inputs, signature.constants)
     named = "; ".join(_described(signature, inputs, n, reasons.of(n)) for n in largest)
     others = f"; and {len(kept) - len(largest)} more" if len(kept) > len(largest) else ""

@@ -25,6 +25,7 @@ from coop_jax._src.compat.contexts import Context
 from coop_jax._src.execution.instructions import CompiledPlan
 from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.run import constants
 from coop_jax._src.run.argument_passing import (
     Inputs,
     LeafKinds,
@@ -39,9 +40,6 @@ from coop_jax._src.run.specialization import Repeats, Signature
 from coop_jax._src.run.tiering import settled_form
 from coop_jax._src.util.calling_convention import Convention, Fixed
 from coop_jax._src.util.interrupts import Interrupts
-
-# So many states are known at once: two where a caller keeps what the last step returned.
-_KNOWN = 4
 
 UNKNOWN: Any = object()  # no result: the call is like none that is known
 
@@ -137,7 +135,8 @@ class KnownCalls:
 
     def add(self, residency: Residency, plan: CompiledPlan, wrapped: Sequence[int]) -> None:
         """Notes a call that went the long way, and which of its results it wrapped."""
-        if len(self._states) == _KNOWN or any(s.residency == residency for s in self._states):
+        known = any(s.residency == residency for s in self._states)
+        if known or len(self._states) == constants.TUNED.repeated_states:
             return
         if self._recognizer.add(
             residency.where, residency.offsets, residency.donated, residency.others

@@ -32,6 +32,7 @@ from coop_jax._src.ir.program import Program
 from coop_jax._src.planning.planner import PlanSettings, first_residency
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.workspace import Provision
+from coop_jax._src.run import constants as tuning
 from coop_jax._src.run.argument_passing import (
     Inputs,
     copy_viewed,
@@ -47,12 +48,6 @@ from coop_jax._src.run.tiering import form_of
 from coop_jax._src.util import progress
 from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.util.interrupts import Interrupts
-
-# Plans are kept for so many different states of the pool for each signature.
-_KEPT = 16
-
-# So many of them are searched for, where the policy searches.
-_SEARCHED = 4
 
 
 def plan_of(
@@ -74,7 +69,7 @@ def plan_of(
             plan = _PlanMaker(runtime, signature, program, residency, fused).make()
         signature.planned += 1
         signature.plans[residency] = plan
-        if len(signature.plans) > _KEPT:
+        if len(signature.plans) > tuning.TUNED.kept_plans:
             signature.plans.popitem(last=False)
     return plan
 
@@ -131,7 +126,7 @@ class _PlanMaker:
         """
         settings = self.runtime.settings
         plain = without_search(settings)
-        searched = self.signature.planned < _SEARCHED
+        searched = self.signature.planned < tuning.TUNED.searched_plans
         return dict.fromkeys((settings, plain) if searched else (plain, settings))
 
     def _smallest_budget(self, needed: Sequence[int]) -> int | None:

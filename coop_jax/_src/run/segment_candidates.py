@@ -22,16 +22,11 @@ from coop_jax._src.ir.program import Program
 from coop_jax._src.planning import planner
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.rematerialized import Unrolled, room_before, unrolled
+from coop_jax._src.run import constants
 from coop_jax._src.run.specialization import Signature
+from coop_jax._src.segments import constants as segments_constants
 from coop_jax._src.segments import partition, segment
-from coop_jax._src.segments.compose import LARGE_BYTES
 from coop_jax._src.util.incremental_work import Pieces
-
-# Sizes of segments that are tried: halves of the largest, so many times.
-_SIZES = 6
-
-# Of a plan as a program: parts of the budget that segments may fill.
-_PARTS = (1.0, 0.98, 0.95, 0.91, 0.86, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ def forms_of(
     forms: list[Form] = []
     limit = math.inf
     seen = set[int]()
-    for _ in range(_SIZES):
+    for _ in range(constants.TUNED.segment_sizes):
         yield ()
         form = Form(program, None, limit, (), in_pool=False)
         made = form.made(runtime.cache)
@@ -92,9 +87,10 @@ def _in_room(runtime: Runtime, program: Program, plan: _core.Plan, beside_bytes:
     outside = plan.stats.peak_outside_bytes + beside_bytes
     free = runtime.capacity_bytes() - outside - reserved
     forms = []
-    for part in _PARTS:
+    for part in constants.TUNED.room_fractions:
         within = int(part * free)
-        within -= min(LARGE_BYTES, within // 64)  # which segments may need of XLA's memory
+        share = math.floor(constants.TUNED.xla_room_fraction * within)
+        within -= min(segments_constants.TUNED.large_workspace_bytes, share)
         room = tuple(room_before(written.program, within))
         # In XLA's memory it would take the place of what is in the pool.
         forms.append(Form(written.program, written, math.inf, room, True, reserved))

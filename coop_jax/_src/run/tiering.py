@@ -38,41 +38,13 @@ from coop_jax._src.ir.program import Program
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies, workspace
 from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.run import constants
 from coop_jax._src.run.segment_candidates import Form, forms_of
 from coop_jax._src.run.specialization import Signature, Tier, compile_all, compile_all_gradually
 from coop_jax._src.segments import isolation_check, segment
 from coop_jax._src.segments.segment import Segment
 from coop_jax._src.util import env
 from coop_jax._src.util.incremental_work import GradualWork, Pieces
-
-# Waking XLA's threads for an operation and waiting for them takes about so long, on two cores.
-_LAUNCH_SECONDS = 3e-5
-
-# To pass an array to an operation, or to take one from it, takes about so long.
-_ARRAY_SECONDS = 1e-6
-
-# So many forms are compiled, each so often: the operations that stand apart are found one after the
-# other, and what a segment really needs is known only then.
-_TRIED = 3
-_ATTEMPTS = 8
-
-# Where one needs so much more time than was expected, another may be better, of so many times as
-# many segments.
-_AS_EXPECTED = 1.03
-_SMALLER = 1.4
-
-# A call has to become so much shorter: what is expected is not what is measured.
-_WORTH_IT = 0.97
-
-# A plan that recomputes so large a part of its operations is none of those that are looked for.
-_GIVE_UP = 0.5
-
-# While segments are made, what that may take of each call's time.
-_SHARE = 0.5
-
-# The first two find the pool in other states than those that follow, the third sets up what C++
-# carries out; the next ones say what a call takes.
-_FIRST_CALLS = 5
 
 
 def form_of(runtime: Runtime, signature: Signature, residency: Residency) -> Signature:
@@ -114,7 +86,7 @@ def _prepare(runtime: Runtime, signature: Signature, residency: Residency) -> No
         if switch is True:
             work.finish()
         elif switch is None:
-            work.go_on(_SHARE * tier.least_alone)
+            work.go_on(constants.TUNED.preparation_fraction * tier.least_alone)
     except KeyboardInterrupt:
         tier.preparing = None  # from the beginning, in a later call
         raise
@@ -124,10 +96,10 @@ def _prepare(runtime: Runtime, signature: Signature, residency: Residency) -> No
 
 
 def _is_time(tier: Tier, launches: int) -> bool:
-    wanted = env.setting("COOP_JAX_SEGMENTS")
-    if wanted is False or tier.calls < _FIRST_CALLS:
+    wanted, tuned = env.setting("COOP_JAX_SEGMENTS"), constants.TUNED
+    if wanted is False or tier.calls < tuned.measured_calls:
         return False
-    return wanted is True or tier.calls * launches * _LAUNCH_SECONDS >= tier.first_seconds
+    return wanted is True or tier.calls * launches * tuned.launch_seconds >= tier.first_seconds
 
 
 def _may_be_segmented(runtime: Runtime) -> bool:
@@ -149,7 +121,7 @@ def _segmented(
     assert signature.program is not None
     # Where calls find the pool in another state each time, the last plan stands for the next.
     known = signature.plans.get(residency) or next(reversed(signature.plans.values()))
-    profile = runtime.settings.profile
+    profile, tuned = runtime.settings.profile, constants.TUNED
     now = _costs_of(signature.program, known.plan, known.refill_seconds)
     scale = _scale(now, profile, signature.tier.least_alone)
 
@@ -157,10 +129,10 @@ def _segmented(
         found = _planned_costs(runtime, program, residency, needed)
         return math.inf if found is None else _seconds(found, profile, scale)
 
-    best = _WORTH_IT * _seconds(now, profile, scale)
+    best = tuned.worthwhile_factor * _seconds(now, profile, scale)
     chosen: Signature | None = None
     forms = yield from forms_of(runtime, signature, residency, known)
-    for _ in range(_TRIED):
+    for _ in range(tuned.max_candidates):
         made: list[tuple[Form, Program]] = []
         expected: list[float] = []
         for form in forms:
@@ -178,13 +150,14 @@ def _segmented(
         seconds = seconds_of(compiled.program, compiled.workspaces or [])
         if seconds < best:
             chosen, best = compiled, seconds
-        if seconds <= _AS_EXPECTED * expected[first]:
+        if seconds <= tuned.as_expected_factor * expected[first]:
             break
         # XLA needs more than was expected, for what is like it as well: that has to be smaller.
         forms = [
             other
             for other, program in made
-            if other.written is not form.written or len(program.operations) >= _SMALLER * launches
+            if other.written is not form.written
+            or len(program.operations) >= tuned.more_segments_factor * launches
         ]
     return chosen
 
@@ -196,7 +169,7 @@ def _compiled(
     found: Signature | None = None
     before: list[Kernel] = []
     examined: set[Kernel] = set()
-    for _ in range(_ATTEMPTS):
+    for _ in range(constants.TUNED.max_compilations):
         program = form.made(runtime.cache)
         kernels = [op.kernel for op in program.operations]
         if kernels == before:
@@ -255,7 +228,11 @@ def _planned_costs(
     # One plan tells enough, and what thrashes is not wanted.
     policy = policies.without_search(runtime.policy)
     settings = dataclasses.replace(
-        runtime.settings, policy=policy, alternatives=False, give_up=_GIVE_UP, allowance=0
+        runtime.settings,
+        policy=policy,
+        alternatives=False,
+        give_up=constants.TUNED.candidate_give_up_fraction,
+        allowance=0,
     )
     planner = planning.WorkspacePlanner(
         program,
@@ -290,8 +267,9 @@ def _work(found: _Costs, profile: cost_model.DeviceProfile) -> float:
 
 def _beside(found: _Costs) -> float:
     """Seconds that are no work of operations, as measured."""
-    launching = _LAUNCH_SECONDS * found.launches + _ARRAY_SECONDS * found.arrays
-    return launching + found.refill_seconds
+    tuned = constants.TUNED
+    launching = tuned.launch_seconds * found.launches
+    return launching + tuned.array_seconds * found.arrays + found.refill_seconds
 
 
 def _scale(found: _Costs, profile: cost_model.DeviceProfile, measured: float) -> float:

@@ -23,6 +23,7 @@ from coop_jax._src.compat import arrays
 from coop_jax._src.ir import cost_model
 from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Operation, Program, Storage, Value
+from coop_jax._src.segments import constants as tuning
 from coop_jax._src.segments import scratch_blocks
 from coop_jax._src.segments.segment import (
     Member,
@@ -32,16 +33,6 @@ from coop_jax._src.segments.segment import (
     temporaries,
     workspace_bytes,
 )
-
-# An operation that needs so much workspace gets blocks for it also where it stays alone, and a
-# segment more blocks than were expected.
-LARGE_BYTES = 1 << 18
-
-# Where members hand on so much at one time they run in our order. XLA goes breadth first, which
-# keeps cores busy where operations are small, but what it makes is read when it has long left the
-# caches, and needs more of XLA's own memory: in the pool a GPT-3-style step of 51 MB takes 0.73 of
-# `jax.jit` in order, else 0.95; a BiLSTM's of 4 MB 1.28, else 0.99.
-_BEYOND_CACHES_BYTES = 1 << 25
 
 
 class Composer:
@@ -97,7 +88,8 @@ class Composer:
 
     def stays_alone(self, op: Operation) -> bool:
         """Whether an operation with nobody beside it is left as it is."""
-        return not (self._in_pool and workspace_bytes(op.kernel) >= LARGE_BYTES)
+        large = workspace_bytes(op.kernel) >= tuning.TUNED.large_workspace_bytes
+        return not (self._in_pool and large)
 
     def composed(self, numbers: Sequence[int], temporary_bytes: int) -> Operation:
         """These operations as one, without results for its scratch: see `with_scratch`.
@@ -153,7 +145,7 @@ class Composer:
             scratch_blocks.block_bytes(self._buffers(numbers)) if self._in_pool else [],
             # XLA goes breadth first where it may, so that more lives at one time than in our order.
             0 if self._in_pool else temporary_bytes,
-            in_order=self._in_order or temporary_bytes >= _BEYOND_CACHES_BYTES,
+            in_order=self._in_order or temporary_bytes >= tuning.TUNED.in_order_min_bytes,
         )
         return Operation(
             kernel, tuple(operands), tuple(results), tuple(in_place), ops[0].source, ""
@@ -256,8 +248,8 @@ class Composer:
             known = (*key, tuple(block_bytes))
             segment = self._cache.remembered(known, functools.partial(made, block_bytes))
             assert isinstance(segment, Segment)
-            lacking = [n for n in temporaries(segment) if n >= scratch_blocks.LEAST_BYTES]
-            if not self._in_pool or sum(lacking) < LARGE_BYTES:
+            lacking = [n for n in temporaries(segment) if n >= tuning.TUNED.min_block_bytes]
+            if not self._in_pool or sum(lacking) < tuning.TUNED.large_workspace_bytes:
                 return segment
             # It was compiled before: XLA told what it placed elsewhere.
             block_bytes = sorted((*block_bytes, *lacking), reverse=True)
@@ -343,5 +335,5 @@ def _given_up_at(program: Program) -> dict[int, int]:
         for storage in released
         if storage not in kept
         and not program.storages[storage].outside
-        and program.storages[storage].nbytes >= scratch_blocks.LEAST_BYTES
+        and program.storages[storage].nbytes >= tuning.TUNED.min_block_bytes
     }

@@ -16,14 +16,9 @@ from collections.abc import Sequence
 
 from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Operation, Program, releases_of
+from coop_jax._src.segments import constants
 from coop_jax._src.segments.compose import Composer
 from coop_jax._src.segments.segment import handed_on_bytes, library_bytes, may_be_member
-
-# Members of one executable: XLA's passes are not all linear.
-_MEMBERS = 4096
-
-# What fits of operations that do not fit together is found up to such a part.
-_FITTING_SHARE = 8
 
 
 def segmented(
@@ -99,7 +94,7 @@ class _Segmenter:
 
     def _fits(self, op: Operation) -> bool:
         """Whether the open segment may take one more."""
-        if self._with(op) > self._most_bytes or len(self._open) >= _MEMBERS:
+        if self._with(op) > self._most_bytes or len(self._open) >= constants.TUNED.max_members:
             return False
         if not self._room:
             return True
@@ -154,7 +149,7 @@ class _Segmenter:
         """
         beyond = max(0, self._composer.added_by(made) - self._composer.adds(numbers))
         few, many = 1, len(numbers)
-        while many - few > max(1, few // _FITTING_SHARE):
+        while many - few > max(1, few // constants.TUNED.fitting_resolution):
             middle = (few + many) // 2
             if self._composer.adds(numbers[:middle]) + beyond <= self._room[numbers[0]]:
                 few = middle

@@ -21,12 +21,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-# Smaller ones stay XLA's: an array more to pass costs more than the page.
-LEAST_BYTES = 4096
-
-# A block more changes where others come to lie; after so many rounds what is still missing is
-# little.
-_ROUNDS = 8
+from coop_jax._src.segments import constants
 
 FOREVER = math.inf
 
@@ -53,13 +48,12 @@ def block_bytes(buffers: Iterable[Buffer]) -> list[int]:
     Results have their own, others may lie there before; so has what is there before, others may lie
     there after it.
     """
-    large = sorted(
-        (b for b in buffers if b.nbytes >= LEAST_BYTES), key=lambda b: (-b.nbytes, b.begin)
-    )
+    least = constants.TUNED.min_block_bytes
+    large = sorted((b for b in buffers if b.nbytes >= least), key=lambda b: (-b.nbytes, b.begin))
     results = [b for b in large if b.end == FOREVER or b.begin < 0]
     others = [b for b in large if b.end != FOREVER and b.begin >= 0]
     blocks: list[int] = []
-    for _ in range(_ROUNDS):
+    for _ in range(constants.TUNED.max_block_rounds):
         missing = _not_held(results, others, blocks)
         if not missing:
             break

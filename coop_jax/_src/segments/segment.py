@@ -36,10 +36,7 @@ from coop_jax._src.execution import executable_cache
 from coop_jax._src.ir import cost_model
 from coop_jax._src.ir.kernels import Kernel
 from coop_jax._src.ir.program import Program
-
-# Of members that keep their order so many may run at one time: each waits for the one so many
-# before it. What one waits for stays in memory until then, so more is not better.
-_AT_ONCE = 3
+from coop_jax._src.segments import constants
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,12 +104,12 @@ class Segment(Kernel):
         self.label = f"{kernels[0].label}...{kernels[-1].label} ({len(kernels)} operations)"
 
     def __call__(self, *operands: Any) -> list[Any]:
-        values = list(operands)
+        values, at_once = list(operands), constants.TUNED.max_concurrent_members
         firsts: list[Any] = []  # of what each member made
         for number, member in enumerate(self.members):
             ins = [_read(values[s.value], s) for s in member.sources]
-            waits = self.in_order and number >= _AT_ONCE
-            before = firsts[number - _AT_ONCE :][:1] if waits else ()
+            waits = self.in_order and number >= at_once
+            before = firsts[number - at_once :][:1] if waits else ()
             made = calls.apart(member.kernel.called, ins, str(number), before)
             values += made
             firsts.append(made[0])

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from coop_jax._src.planning import policies
+from coop_jax._src.simulate import constants
 from coop_jax._src.simulate.cpu_calibration import Profile
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.simulate.simulator import Simulator, Workspace, traced_of
@@ -25,9 +26,6 @@ from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
 from coop_jax._src.util import progress as progresses
 from coop_jax._src.util.calling_convention import Names, Numbers
-
-# How close to the smallest or largest budget, as a share of the unbudgeted peak.
-RESOLUTION = 0.002
 
 
 def _bisect(
@@ -51,7 +49,9 @@ def _bisect(
 
 
 def least_budget(
-    simulator: Simulator, max_overhead: float | None = None, resolution: float = RESOLUTION
+    simulator: Simulator,
+    max_overhead: float | None = None,
+    resolution: float = constants.TUNED.resolution_fraction,
 ) -> int:
     """The smallest budget with which what is simulated completes, in bytes.
 
@@ -86,7 +86,7 @@ def cutoff_budget(
     static_argnames: Names = None,
     device_profile: Profile = None,
     workspace: Workspace = None,
-    resolution: float = RESOLUTION,
+    resolution: float = constants.TUNED.resolution_fraction,
     **kwargs: Any,
 ) -> int:
     """The largest budget at which anything is evicted; with more, memory is not short.

@@ -21,11 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from coop_jax._src.ir import cost_model
+from coop_jax._src.simulate import constants
 from coop_jax._src.util.options import shown
 
 Profile = str | cost_model.DeviceProfile | None
-
-_RUNS = 7
 
 
 def cache_file() -> pathlib.Path:
@@ -97,7 +96,7 @@ def _best(function: Callable[[Any], Any], argument: jax.Array) -> float:
     jitted = jax.jit(function)
     jax.block_until_ready(jitted(argument))
     best = float("inf")
-    for _ in range(_RUNS):
+    for _ in range(constants.TUNED.calibration_runs):
         begin = time.perf_counter()
         jax.block_until_ready(jitted(argument))
         best = min(best, time.perf_counter() - begin)

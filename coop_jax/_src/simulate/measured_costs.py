@@ -20,6 +20,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from coop_jax._src.simulate import constants
 from coop_jax._src.simulate.traced_program import AnyKernel, TracedProgram, kernel_key
 from coop_jax._src.util import options
 from coop_jax._src.util.budget import MOST_BYTES
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from coop_jax._src.execution.runtime import Runtime
 
 _FORMAT, _VERSION = "coop_jax costs", 1
-_SAMPLES_KEPT = 128  # of each operation, at most
 
 
 class MeasuredCosts:
@@ -54,10 +54,10 @@ class MeasuredCosts:
         samples = self._samples.setdefault(key, [])
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         # One of `every` is kept; when there are too many, every second of them.
-        every = 1 << (max(0, seen - 1) // _SAMPLES_KEPT).bit_length()
+        every = 1 << (max(0, seen - 1) // constants.TUNED.kept_samples).bit_length()
         if seen % every:
             return
-        if len(samples) >= _SAMPLES_KEPT:
+        if len(samples) >= constants.TUNED.kept_samples:
             del samples[::2]
         samples.append(seconds)
 
@@ -169,7 +169,7 @@ def _line_of(text: str, error: Exception) -> int:
 
 @contextlib.contextmanager
 def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
-    """Records how long each operation takes that the runtimes run meanwhile.
+    """Records the seconds of each operation that the runtimes run in the `with` block.
 
     Measured where operations run in order on the caller's thread (CPU); elsewhere times include the
     wait for the device. The first run of each operation is not counted.
@@ -188,7 +188,7 @@ def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
       >>> with coop_jax.record_costs(rt) as costs:
       ...     values = [step(x), step(x)]
       >>> len(costs)
-      2
+      1
     """
     for runtime in runtimes:
         if not hasattr(runtime, "counters"):

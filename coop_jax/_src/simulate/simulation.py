@@ -21,13 +21,13 @@ class Simulation:
       policy: what decided.
       budget_bytes: the cap on everything, None for none.
       unbudgeted_peak_bytes: what the call needs at its peak when nothing is evicted.
-      smallest_budget_bytes: where it is not feasible: a budget that would do, to 1%; None if none
-        was found in some seconds, or if it is feasible.
+      smallest_budget_bytes: if not feasible, a budget that works, to 1%; None if feasible, or if
+        none was found in some seconds.
       peak_bytes: most bytes held at once: pool, arrays outside it and workspace.
       external_bytes: most bytes held at once outside the pool (inputs, small values).
       workspace_bytes: the most temporary memory of one operation, as assumed.
-      workspace_is_known: whether that is what was given or compiled, so that a call does the same;
-        if not, it counts as none, and a call may need so much more.
+      workspace_is_known: whether workspace was given or compiled, so that a call does the same; if
+        not, it counts as zero, and a call may need that much more.
       operations: operations run, recomputed ones not counted.
       evictions: storages evicted to make room.
       rematerialisations: operations run again to bring a value back.
@@ -84,7 +84,7 @@ class Simulation:
 
     @property
     def actions(self) -> list[_core.Action]:
-        """What would be done, in order: each a `Run`, an `Evict` or a `Drop`.
+        """The actions in order: each a `Run`, an `Evict` or a `Drop`.
 
         Operations and storages are numbered as in the program's `operations` and `storages`; a
         storage with a higher number is a block of workspace. Each access makes a new list.

@@ -31,6 +31,7 @@ from coop_jax._src.compat import contexts
 from coop_jax._src.execution import fitting
 from coop_jax._src.ir import cost_model as cost_models
 from coop_jax._src.ir import kernels
+from coop_jax._src.planning import constants as planning_constants
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.planner import PlanSettings
@@ -58,7 +59,7 @@ class Simulator:
         costs: MeasuredCosts | None,
         workspace: Workspace,
         alternatives: bool = True,
-        give_up: float = 16.0,
+        give_up: float = planning_constants.TUNED.give_up_factor,
         kept_bytes: int = 0,
         compile: bool = False,
         device: jax.Device | None = None,
@@ -267,7 +268,7 @@ def simulate(
     compile: bool = False,
     **kwargs: Any,
 ) -> Simulation:
-    """Says what a budget costs before anything runs.
+    """Simulates a call under a budget, without running anything.
 
     Args:
       fn: a function of pytrees of arrays, as for `run`; or a program from `trace_program` or
@@ -279,18 +280,19 @@ def simulate(
       static_argnums: positions of arguments that are Python values, as for `run`.
       donate_argnames: names of arguments that the function replaces.
       static_argnames: names of arguments that are Python values.
-      device_profile: what to plan and to price for: "a100-80gb" (matrix products in TF32, as is
-        JAX's default), "a100-80gb-fp32", "rtx-2080ti", "h200", "cpu" (this one, calibrated by a
-        short run the first time), or a `DeviceProfile`; None for what the runtime plans with on the
-        default device, or for what a loaded program says.
-      costs: measured seconds to price the operations with, from `record_costs`. Decisions stay.
+      device_profile: the device to plan for: "a100-80gb" (matrix products in TF32, JAX's default),
+        "a100-80gb-fp32", "rtx-2080ti", "h200", "cpu" (this one, calibrated by a short run the first
+        time), or a `DeviceProfile`; None for the profile of the default device, or of a loaded
+        program.
+      costs: measured seconds of operations, from `record_costs`; decisions still use the cost
+        model.
       workspace: bytes of XLA's temporary memory, for each operation (`step.workspaces(*args)` of a
         real run), or the most (`step.runtime.stats().workspace_bytes`), which is then reserved
         throughout. None for what `costs` have seen, or none.
       alternatives: whether variants of the policy are tried too where its own plan does not fit or
         is costly, as the runtime does. False shows a policy as it is.
-      compile: whether to compile the operations for the default device, to know their workspace: a
-        call then does what is said here. Not with a `device_profile`, nor for a program from a
+      compile: whether to compile the operations for the default device, so that their workspace is
+        known and a call does as simulated. Not with a `device_profile`, nor for a program from a
         file.
       **kwargs: the function's keyword arguments.
 
@@ -302,11 +304,14 @@ def simulate(
 
     Example:
       >>> import coop_jax, jax, jax.numpy as jnp
-      >>> def step(w, x):
-      ...     return jax.grad(lambda w: (jnp.tanh(jnp.tanh(x @ w) @ w) ** 2).sum())(w)
+      >>> def loss(w, x):
+      ...     for _ in range(8):
+      ...         x = jnp.tanh(x @ w)
+      ...     return (x**2).mean()
       >>> x = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-      >>> simulation = coop_jax.simulate(step, x, x, budget=0.8, device_profile="a100-80gb")
-      >>> simulation.feasible, simulation.peak_bytes <= simulation.budget_bytes
+      >>> grad = jax.grad(loss)
+      >>> simulation = coop_jax.simulate(grad, x, x, budget=0.8, device_profile="a100-80gb")
+      >>> simulation.feasible, simulation.rematerialisations > 0
       (True, True)
     """
     budgets.check_budget(budget)

@@ -42,7 +42,7 @@ class TracedProgram:
     def cost_seconds(self, profile: cost_model.DeviceProfile | None) -> list[float]:
         """Roofline seconds of each operation; without a profile as traced or recorded.
 
-        What a file says without saying how much work it is of (`flops` < 0) holds for any profile.
+        Costs from a file that gives no work (`flops` < 0) hold for any profile.
         """
         return [
             cost_model.cost_seconds(profile, op.kernel.flops, op.kernel.moved_bytes)

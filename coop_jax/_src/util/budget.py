@@ -52,9 +52,10 @@ def parse_bytes(text: str) -> int:
       ValueError: it is not a number with one of these units, or not a positive number.
 
     Example:
-      >>> parse_bytes("1.5GiB")
+      >>> import coop_jax
+      >>> coop_jax.parse_bytes("1.5GiB")
       1610612736
-      >>> parse_bytes("2GB")
+      >>> coop_jax.parse_bytes("2GB")
       2000000000
     """
     if not isinstance(text, str):

@@ -16,27 +16,27 @@ class BudgetReport:
     """The state of the pool at the request that could not be met. All sizes in bytes.
 
     Attributes:
-      requested_bytes: what the operation asked for, in one contiguous piece.
+      requested_bytes: the size of the request, contiguous.
       budget_bytes: the cap on everything.
       in_use_bytes: held at that moment, workspace and arrays outside the pool included.
       pinned_bytes: the part of it that may not be evicted.
       largest_free_block_bytes: the largest free block.
       largest_window_bytes: the largest run of free and evictable neighbours.
-      operation: the operation that asked, or what else did ("inputs", "workspace").
+      operation: the operation that made the request, or "inputs", "workspace".
       source: its source line, or "" where there is none.
-      smallest_budget_bytes: a budget that would do, to 1%, where one is known.
+      smallest_budget_bytes: a budget that works, to 1%, if one is known.
       lower_bound_bytes: no budget below it would do; what the operation that asked holds and asks
         for at once, with what is beside the pool.
-      thrashing: room could be found, but only by evicting again and again what was just brought
-        back; the search for an end of that was given up.
+      thrashing: room could be found only by evicting recomputed values again and again; planning
+        was given up.
       fused: whether operations were fused; single ones need less at once.
-      unbudgeted_peak_bytes: what the call needs without a budget, where it is known.
+      unbudgeted_peak_bytes: the call's peak without a budget, if known.
       largest_pinned: the largest of what must be in memory at that moment, with their bytes, where
         the program is known.
-      donatable: whether an argument that is not donated could be, in favour of a result.
-      at_limit: more would be recomputed than `Runtime(max_recompute=)` allows; then also thrashing.
-      enough_bytes: a budget for all that the call held at that moment, evicted or not, where it is
-        more than there was; None for programs that are planned ahead.
+      donatable: whether an argument that is not donated could be.
+      at_limit: recomputation would exceed `Runtime(max_recompute=)`; implies `thrashing`.
+      enough_bytes: a budget for all values of the call at that moment, evicted ones included, if
+        larger than the budget; None for programs that are planned ahead of time.
     """
 
     requested_bytes: int
@@ -58,17 +58,17 @@ class BudgetReport:
     lower_bound_bytes: int = 0
 
     def describe(self) -> str:
-        """The report for people, and what may help."""
+        """The report as text, with advice."""
         return _describe(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompiledBudgetReport:
-    """Why no program within the budget was found by `coop_jax.jit`. All sizes in bytes, a device.
+    """Why `coop_jax.jit` found no program within the budget. All sizes in bytes per device.
 
     Attributes:
       budget_bytes: the cap on arguments, results and temporary memory.
-      smallest_budget_bytes: what the smallest program that was compiled needs: a budget that does.
+      smallest_budget_bytes: bytes of the smallest program that was compiled, a budget that works.
       jit_bytes: what `jax.jit` needs.
       attempts: how many plans were compiled.
     """
@@ -79,7 +79,7 @@ class CompiledBudgetReport:
     attempts: int
 
     def describe(self) -> str:
-        """The report for people."""
+        """The report as text."""
         rows = [
             ("budget", self.budget_bytes),
             ("smallest budget that would do", self.smallest_budget_bytes),
@@ -98,7 +98,7 @@ class CompiledBudgetReport:
 class BudgetExceededError(MemoryError):
     """The program does not fit its budget.
 
-    Raised before the first operation runs where the program is known ahead.
+    Raised before anything runs if the program is known ahead of time.
 
     Attributes:
       report: the numbers, see `BudgetReport`; of `coop_jax.jit` a `CompiledBudgetReport`.
@@ -124,7 +124,7 @@ class BudgetExceededError(MemoryError):
             self.args = (self.report,)
 
     def __str__(self) -> str:
-        """The report for people, and what may help."""
+        """The report as text, with advice."""
         return self.report.describe()
 
     def __reduce__(

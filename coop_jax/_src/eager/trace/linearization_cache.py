@@ -31,6 +31,7 @@ from jax._src import config, core, source_info_util
 from jax._src.interpreters import ad
 
 from coop_jax._src.compat import caches, equation_keys, jaxprs
+from coop_jax._src.eager import constants as tuning
 from coop_jax._src.eager.trace.trace import EagerTrace
 from coop_jax._src.eager.trace.tracers import READ, EagerTracer
 from coop_jax._src.eager.values import key_of
@@ -38,9 +39,6 @@ from coop_jax._src.eager.values import key_of
 _by_jax: Callable[..., Any] = ad.fallback_linearize_rule
 _Zero: Any = ad.Zero  # type: ignore[attr-defined]
 _install_lock = threading.Lock()
-
-# So many are remembered, of all programs of the process.
-_KEPT = 1 << 14
 
 # What `linearize_from_jvp` returns as a function is a closure over these, and over no value.
 _CLOSED_OVER = {"jaxpr", "nonzeros", "out_tangent_avals", "out_nzs"}
@@ -177,7 +175,7 @@ def _remember(
         trace.heard = None
     # A parameter may hold a program or a function, and that anything: not to be kept.
     if all(map(_is_plain, params.values())):
-        if len(_remembered) >= _KEPT:  # a program whose shapes are new each time
+        if len(_remembered) >= tuning.TUNED.kept_rules:  # a program whose shapes are new each time
             _remembered.clear()
         _remembered[key] = _rule(heard, primals, answer, not primitive.multiple_results)
     return answer

@@ -19,6 +19,7 @@ from typing import Any
 from jax._src import config, core
 
 from coop_jax._src.compat import caches
+from coop_jax._src.eager import constants
 
 # What JAX asked for: the primitive, its parameters, and of each operand which one of the operator's
 # it is, and what makes a number of Python's what JAX makes of it (None: it is taken as it is).
@@ -26,9 +27,6 @@ Operand = tuple[int, Callable[[Any], Any] | None]
 Asked = tuple[Any, dict[str, Any], tuple[Operand, ...]]
 
 _remembered = caches.ClearedDict()  # of `Asked`
-
-# So many operators are remembered.
-_KEPT = 1 << 14
 
 # JAX refuses others beside int32.
 _INTS = 1 << 31
@@ -88,7 +86,8 @@ def _remember(
         order: list[Any] = [_operand_of(operands, g) for g in given]
         only = returned[0] if primitive.multiple_results and len(returned) == 1 else returned
         if only is result and None not in order:
-            if len(_remembered) >= _KEPT:  # a program whose shapes are new each time
+            # A program whose shapes are new each time.
+            if len(_remembered) >= constants.TUNED.kept_rules:
                 _remembered.clear()
             _remembered[key] = primitive, params, tuple(order)
     return result

@@ -18,18 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coop_jax._src.ir import cost_model
-from coop_jax._src.lowering.inlining import SMALL_BYTES
+from coop_jax._src.lowering import constants
 
 if TYPE_CHECKING:
     from coop_jax._src.ir.raw_operations import RawOperation
     from coop_jax._src.lowering.builder import Builder
-
-# Of the bytes of results, so much must have a donated array to replace.
-_REPLACED = 0.9
-
-# To add a smaller term takes less time than to launch it: such terms wait for each other, and what
-# adds them up is clustered into a few operations.
-_LARGE_BYTES = 1 << 14
 
 
 def run_early(
@@ -140,7 +133,10 @@ class _Ordering:
             terms = [s for s in read if is_term.get(s, s in self._maker)]
             is_term.update(dict.fromkeys(made, bool(terms)))
             most = max(map(self._nbytes, made), default=0)
-            if most >= _LARGE_BYTES and sum(self._nbytes(s) >= most for s in terms) > 1:
+            if (
+                most >= constants.TUNED.update_min_term_bytes
+                and sum(self._nbytes(s) >= most for s in terms) > 1
+            ):
                 sums.add(number)
         others = set(updates)
         for number in reversed(updates):
@@ -152,7 +148,9 @@ class _Ordering:
         """All operations, ordered."""
         for number in sorted(self._of_arguments):
             results = self._operations[number].results
-            if all(self._nbytes(self._storage_of[v]) <= SMALL_BYTES for v in results):
+            if all(
+                self._nbytes(self._storage_of[v]) <= constants.TUNED.small_bytes for v in results
+            ):
                 self._place(number)
         for number in range(len(self._operations)):
             if number not in self._missing and number not in self._placed:
@@ -225,7 +223,7 @@ def _replaces_donated(
         if free[_type(flattener, value)]:
             free[_type(flattener, value)] -= 1
             replaced += nbytes
-    return left > 0 and replaced >= _REPLACED * left
+    return left > 0 and replaced >= constants.TUNED.update_replaced_fraction * left
 
 
 def _type(flattener: Builder, value: int) -> tuple[Any, Any]:

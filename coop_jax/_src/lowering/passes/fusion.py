@@ -33,36 +33,13 @@ from typing import TYPE_CHECKING
 
 from coop_jax._src.ir import cost_model
 from coop_jax._src.ir.kernel_classes import is_cheap, is_heavy, is_loop, may_be_absorbed
+from coop_jax._src.lowering import constants
 from coop_jax._src.lowering.passes.fused_kernel import merged
 from coop_jax._src.util import env
 
 if TYPE_CHECKING:
     from coop_jax._src.ir.raw_operations import RawOperation
     from coop_jax._src.lowering.builder import Builder
-
-# Of a fused operation: more take XLA long to compile, and gain nothing.
-_EQUATIONS = 96
-_OPERANDS = 48
-
-# An operation that is not absorbed by this many readers or fewer is run by itself: what it computes
-# is read from memory then, which costs about as much as to compute it.
-_COPIES = 8
-
-# What a fused operation reads and writes, in terms of the most that a single one does.
-_AT_ONCE = 2.0
-
-# What XLA may have to store inside an operation whatever its sink writes.
-_INSIDE_BYTES = 1 << 16
-
-# What lives longer for so few operations hardly matters: what is read at once is bounded, too.
-_NEAR = 12
-
-# What is as large as what it is made of may be made so much later, in several places.
-_WITHIN = 48
-
-# So much may live longer whatever it saves; so far back is looked for what can be absorbed, too.
-_SLACK_BYTES = 1 << 12
-_LOOK_BACK = 6
 
 
 @dataclasses.dataclass(slots=True)
@@ -133,7 +110,7 @@ class _Grouping:
         # Where each storage is read last, sinks counted where they run.
         self.last_read = {s: max(numbers) for s, numbers in self.readers.items()}
         self.maker = {self.storage_of[v]: n for n, op in enumerate(operations) for v in op.results}
-        self.most_at_once = _AT_ONCE * max(
+        self.most_at_once = constants.TUNED.fusion_max_memory_factor * max(
             (
                 sum(map(self._nbytes, {self.storage_of[v] for v in (*op.operands, *op.results)}))
                 for op in operations
@@ -210,22 +187,23 @@ class _Grouping:
         if not is_cheap(op.kernel):
             return False
         read, written = self._traffic(op)
-        return len(sinks) <= _COPIES or 2 * read <= written
+        return len(sinks) <= constants.TUNED.fusion_max_copies or 2 * read <= written
 
     def _traffic(self, op: RawOperation) -> tuple[int, int]:
         return sum(map(self._nbytes, op.operands)), sum(map(self._nbytes, op.results))
 
     def _takes(self, sink: _Sink, op: RawOperation, heavy: bool, readers: set[int]) -> bool:
+        tuned = constants.TUNED
         if not self._accepts_any(sink) or (heavy and sink.heavy >= 0):
             return False
-        if sink.equations + len(op.kernel.equations) > _EQUATIONS:
+        if sink.equations + len(op.kernel.equations) > tuned.fusion_max_equations:
             return False
         if sink.heavy in readers:
             return False
         inside = sum(n in sink.members for n in readers)
         nbytes = max(map(self._nbytes, op.results))
         must_store = heavy or inside > 1 or not is_cheap(op.kernel)
-        if must_store and nbytes > max(sink.stored_bytes, _INSIDE_BYTES):
+        if must_store and nbytes > max(sink.stored_bytes, tuned.fusion_max_inside_bytes):
             return False
         members = [self.operations[m] for m in sink.members]
         made = {self.storage_of[v] for m in (op, *members) for v in m.results}
@@ -233,7 +211,7 @@ class _Grouping:
         # Results of the program are assumed to take the place of what they replace.
         written = {self.storage_of[v] for v in members[0].results} - self.outputs
         at_once = sum(map(self._nbytes, read | written))
-        return len(read) <= _OPERANDS and at_once <= self.most_at_once
+        return len(read) <= tuned.fusion_max_operands and at_once <= self.most_at_once
 
     def _accepts_any(self, sink: _Sink) -> bool:
         last = self.operations[sink.members[0]]
@@ -245,13 +223,14 @@ class _Grouping:
             return True  # nothing else runs in between
         if self._outlasts_a_replacement(number, sinks[-1]):
             return False
-        if sinks[-1] - number <= _NEAR and is_cheap(self.operations[number].kernel):
+        tuned, distance = constants.TUNED, sinks[-1] - number
+        if distance <= tuned.fusion_near_operations and is_cheap(self.operations[number].kernel):
             return True
-        longer = sum(map(self._nbytes, self._longer(number, sinks[-1], _LOOK_BACK)))
+        longer = sum(map(self._nbytes, self._longer(number, sinks[-1], tuned.fusion_look_back)))
         shorter = sum(map(self._nbytes, op.results))
         if len(sinks) == 1:
-            return longer <= max(shorter, _SLACK_BYTES)
-        return longer < shorter or (longer == shorter and sinks[-1] - number <= _WITHIN)
+            return longer <= max(shorter, tuned.fusion_slack_bytes)
+        return longer < shorter or (longer == shorter and distance <= tuned.fusion_max_distance)
 
     def _outlasts_a_replacement(self, number: int, last: int) -> bool:
         """Whether a donated array would still be read after what replaces it was computed.

@@ -28,26 +28,12 @@ from typing import TYPE_CHECKING
 
 from coop_jax._src.ir import cost_model, primitives
 from coop_jax._src.ir.kernel_classes import has_narrow
+from coop_jax._src.lowering import constants
 from coop_jax._src.lowering.passes.fused_kernel import merged
 
 if TYPE_CHECKING:
     from coop_jax._src.ir.raw_operations import RawOperation
     from coop_jax._src.lowering.builder import Builder
-
-# In `DeviceProfile.smallness`: the work of one of them, and of all of them together.
-SMALL = 4.0
-_TOGETHER = 8.0
-
-# Of what is in memory at the peak, so much may be read and made by a bundle.
-_OF_THE_PEAK = 1 / 16
-
-# To launch an operation, in terms of what it takes to store one result of it; to read an operand.
-_LAUNCH = 10.0
-_OPERAND = 0.25
-
-# Of a bundle: more take XLA long to compile.
-_EQUATIONS = 128
-_OPERANDS = 64
 
 
 def bundle(
@@ -75,7 +61,7 @@ class _Bundler:
         profile = flattener.cache.profile
         self.work = [profile.smallness(op.kernel.flops, op.kernel.moved_bytes) for op in operations]
         self.small = [
-            work <= SMALL and may_be_bundled(op)
+            work <= constants.TUNED.cluster_max_member_work and may_be_bundled(op)
             for op, work in zip(operations, self.work, strict=True)
         ]
         self.returned = {self.storage_of[v]: k for k, v in reversed(list(enumerate(outputs)))}
@@ -84,7 +70,7 @@ class _Bundler:
         }
         self.last_read.update((s, len(operations)) for s in self.returned)
         demanding = max((_Bundle(self, n).at_once for n in range(len(operations))), default=0)
-        self.most_at_once = min(demanding, _OF_THE_PEAK * self._peak())
+        self.most_at_once = min(demanding, constants.TUNED.cluster_max_peak_fraction * self._peak())
 
     def nbytes(self, storage: int) -> int:
         """Of a storage that stays; results are taken for what they replace."""
@@ -123,9 +109,10 @@ class _Bundler:
         No bundle begins where as little leads further: what begins there reads more, at most.
         """
         count = len(self.operations)
+        most_equations = constants.TUNED.cluster_max_equations
         least, beginnings = [0.0] + [math.inf] * count, [0] * (count + 1)
         for begin in range(count):
-            if min(least[begin + 1 : begin + 1 + _EQUATIONS]) <= least[begin]:
+            if min(least[begin + 1 : begin + 1 + most_equations]) <= least[begin]:
                 continue
             bundle = _Bundle(self, begin)
             while True:
@@ -169,19 +156,20 @@ class _Bundle:
 
     def extend(self) -> bool:
         """Takes the next operation if it may be one of the bundle."""
-        bundler, number = self._bundler, self.end
+        bundler, number, tuned = self._bundler, self.end, constants.TUNED
         if number == len(bundler.operations) or not bundler.small[number]:
             return False
         op = bundler.operations[number]
-        if self._work + bundler.work[number] > _TOGETHER:
+        if self._work + bundler.work[number] > tuned.cluster_max_work:
             return False
-        if self._equations + len(op.kernel.equations) > _EQUATIONS:
+        if self._equations + len(op.kernel.equations) > tuned.cluster_max_equations:
             return False
         storage_of, is_part = bundler.storage_of, bundler.flattener.is_part
         if any(storage_of[v] in self._made and is_part(v) for v in op.operands):
             return False
         self._add()
-        return len(self._read) <= _OPERANDS and self.at_once <= bundler.most_at_once
+        few = len(self._read) <= tuned.cluster_max_operands
+        return few and self.at_once <= bundler.most_at_once
 
     def _add(self) -> None:
         bundler = self._bundler
@@ -210,7 +198,9 @@ class _Bundle:
 
     def cost(self) -> float:
         """What it takes to launch it and to pass its arrays."""
-        return _LAUNCH + self._passed_on + _OPERAND * len(self._read)
+        tuned = constants.TUNED
+        read = tuned.cluster_operand_cost * len(self._read)
+        return tuned.cluster_launch_cost + self._passed_on + read
 
 
 def may_be_bundled(op: RawOperation) -> bool:

@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: train steps, faults, processes, comparison of bits."""
