@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from processes import output_of
 
 import coop_jax
+from tests.testing.processes import output_of
 
 LAYERS, WIDTH, ROWS = 6, 64, 512
 
@@ -61,7 +61,7 @@ def plans_in(folder: Path) -> set[str]:
 PROCESS = """
 import coop_jax, json, jax
 from coop_jax._src.jit import program_planner
-from test_jit_stored_plans import arguments, step
+from tests.unit.jit.test_jit_stored_plans import arguments, step
 
 planned = 0
 make = program_planner.ProgramPlanner.__init__
