@@ -1,0 +1,101 @@
+"""`coop_jax.memory`: where the memory of a program goes, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from coop_jax._src.compat import compiled_memory, hlo, library_memory
+from coop_jax._src.report.accepted import Accepted, accepted
+from coop_jax._src.report.elsewhere import caller_of_this_package, held_elsewhere
+from coop_jax._src.report.hints import hints_of
+from coop_jax._src.report.memory_report import BudgetCost, MemoryReport
+from coop_jax._src.report.xla_buffers import xla_buffers
+from coop_jax._src.run.budget_queries import sweep
+from coop_jax._src.util import options
+
+_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+_MOST_OVERHEAD = 0.1
+
+
+def memory(
+    fn: Callable[..., Any] | jax.stages.Lowered | jax.stages.Compiled,
+    *args: Any,
+    budgets: bool = False,
+    **kwargs: Any,
+) -> MemoryReport:
+    """Says where the memory of a program goes, before it runs.
+
+    The program is compiled, as `jax.jit` does at the first call, and XLA's buffer assignment is
+    read: what lies where, and when. Nothing runs, and nothing is allocated for the program.
+
+    Args:
+      fn: a function of pytrees of arrays; also one of `jax.jit`, `flax.nnx.jit`,
+        `equinox.filter_jit` or `coop_jax.jit`, with what is donated and static there; or what
+        `lower` or `compile` returned.
+      *args: its arguments; arrays or `jax.ShapeDtypeStruct`s, with shardings as for a call. None
+        for a program that is lowered or compiled.
+      budgets: whether to plan what budgets would cost under `coop_jax.jit`.
+      **kwargs: its keyword arguments, likewise.
+
+    Returns:
+      The account. `print` shows it; so does a notebook.
+
+    Raises:
+      TypeError: `fn` is neither a function nor a program, or a program with arguments.
+      NotImplementedError: the platform does not say what a program needs.
+      What `jax.jit` raises where it traces and compiles.
+
+    Example:
+      >>> import coop_jax, jax, jax.numpy as jnp
+      >>> def loss(w, x):
+      ...     for _ in range(8):
+      ...         x = jnp.tanh(x @ w)
+      ...     return (x**2).mean()
+      >>> w, x = jnp.ones((256, 256)), jax.ShapeDtypeStruct((4096, 256), jnp.float32)
+      >>> report = coop_jax.memory(jax.grad(loss), w, x)
+      >>> max(report.by_kind, key=report.by_kind.get)
+      'residuals'
+      >>> sum(b.nbytes for b in report.buffers) == report.peak_bytes
+      True
+    """
+    options.flag(budgets, "budgets")
+    program = accepted(fn, args, kwargs)
+    compiled = program.compiled
+    sizes = compiled_memory.sizes_of(compiled)
+    found = xla_buffers(compiled, program.arguments, program.results)
+    leaves = jax.tree.leaves((args, kwargs))
+    elsewhere = held_elsewhere(leaves, caller_of_this_package())
+    platform = compiled_memory.platform_of(compiled)
+    costs = _budget_costs(fn, args, kwargs) if budgets else ()
+    good = [c.budget_bytes for c in costs if c.feasible and c.overhead <= _MOST_OVERHEAD]
+    return MemoryReport(
+        name=program.name,
+        platform=platform,
+        devices=compiled_memory.device_count(compiled),
+        peak_bytes=sizes.needed,
+        argument_bytes=sizes.arguments,
+        output_bytes=sizes.results,
+        alias_bytes=sizes.aliases,
+        temporary_bytes=sizes.temporaries,
+        library_bytes=_library_bytes(program) if platform == "cpu" else 0,
+        peak=found.peak,
+        buffers=found.at_peak,
+        moments=found.moments,
+        lifetimes=found.buffers,
+        hints=hints_of(found.at_peak, program.arguments, elsewhere, sizes.needed),
+        elsewhere=elsewhere,
+        budgets=costs,
+        recommended_budget=min(good, default=None),
+    )
+
+
+def _library_bytes(program: Accepted) -> int:
+    return library_memory.unreported_bytes(hlo.serialized(program.compiled), one_by_one=True)
+
+
+def _budget_costs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BudgetCost, ...]:
+    found = sweep(fn, *args, front_end="jit", budget=_SHARES, **kwargs)
+    return tuple(BudgetCost(s.budget_bytes or 0, s.feasible, s.overhead) for s in found)
