@@ -43,14 +43,14 @@ class Assigned:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Allocation:
-    """A block of memory. What is neither of the five is temporary memory.
+    """A block of memory.
 
     Attributes:
       number: its number.
       nbytes: its size.
       parameter: the number of the argument that it holds; None: it holds none.
       lives_out: whether it holds a result.
-      is_tuple: whether it holds a table of pointers to results.
+      is_tuple: whether it holds a table of pointers, among other things.
       is_constant, is_thread_local: held elsewhere.
       assigned: values in it.
     """
@@ -68,7 +68,7 @@ class Allocation:
     def is_temporary(self) -> bool:
         """Whether it is XLA's own, from the program's first instruction to its last."""
         return self.parameter is None and not (
-            self.lives_out or self.is_tuple or self.is_constant or self.is_thread_local
+            self.lives_out or self.is_constant or self.is_thread_local
         )
 
 
@@ -155,7 +155,7 @@ def at_once(compiled: jax.stages.Compiled) -> list[int]:
 def _temporaries(content: bytes) -> list[int]:
     found = []
     for allocation in read(content).allocations:
-        if not allocation.is_temporary:
+        if not allocation.is_temporary or allocation.is_tuple:
             continue
         places = [(part.nbytes, part.offset) for part in allocation.assigned]
         chosen: list[tuple[int, int]] = []

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from coop_jax._src.compat import compiled_memory, hlo, library_memory
+from coop_jax._src.jit.library_function import LibraryFunction
 from coop_jax._src.report.accepted import Accepted, accepted
 from coop_jax._src.report.elsewhere import caller_of_this_package, held_elsewhere
 from coop_jax._src.report.hints import hints_of
 from coop_jax._src.report.memory_report import BudgetCost, MemoryReport
 from coop_jax._src.report.xla_buffers import xla_buffers
 from coop_jax._src.run.budget_queries import sweep
-from coop_jax._src.util import options
+from coop_jax._src.simulate.simulation import Simulation
+from coop_jax._src.util import library_jits, options
+from coop_jax._src.util.calling_convention import convention_of
 
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 _MOST_OVERHEAD = 0.1
@@ -44,7 +48,7 @@ def memory(
       The account. `print` shows it; so does a notebook.
 
     Raises:
-      TypeError: `fn` is neither a function nor a program, or a program with arguments.
+      TypeError: `fn` is neither a function nor a program, or a program with arguments or budgets.
       NotImplementedError: the platform does not say what a program needs.
       What `jax.jit` raises where it traces and compiles.
 
@@ -69,7 +73,7 @@ def memory(
     leaves = jax.tree.leaves((args, kwargs))
     elsewhere = held_elsewhere(leaves, caller_of_this_package())
     platform = compiled_memory.platform_of(compiled)
-    costs = _budget_costs(fn, args, kwargs) if budgets else ()
+    costs = _budget_costs(fn, args, kwargs, sizes.needed) if budgets else ()
     good = [c.budget_bytes for c in costs if c.feasible and c.overhead <= _MOST_OVERHEAD]
     return MemoryReport(
         name=program.name,
@@ -96,6 +100,33 @@ def _library_bytes(program: Accepted) -> int:
     return library_memory.unreported_bytes(hlo.serialized(program.compiled), one_by_one=True)
 
 
-def _budget_costs(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BudgetCost, ...]:
-    found = sweep(fn, *args, front_end="jit", budget=_SHARES, **kwargs)
-    return tuple(BudgetCost(s.budget_bytes or 0, s.feasible, s.overhead) for s in found)
+def _budget_costs(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], peak_bytes: int
+) -> tuple[BudgetCost, ...]:
+    if isinstance(fn, (jax.stages.Lowered, jax.stages.Compiled)):
+        raise TypeError("budgets=True needs the function: a program that is lowered has no plan")
+    budgets = [int(share * peak_bytes) for share in _SHARES]
+    own = inspect.unwrap(fn, stop=lambda f: not isinstance(f, LibraryFunction))
+    wrapper = library_jits.taken_apart(own)
+    if wrapper is None:
+        found = sweep(fn, *args, front_end="jit", budget=budgets, **kwargs)
+    else:
+        pure = wrapper.convention(convention_of(own))
+
+        def swept(*given: Any, **named: Any) -> list[Simulation]:
+            return sweep(
+                pure.fn,
+                *given,
+                front_end="jit",
+                budget=budgets,
+                donate_argnums=pure.donate_argnums,
+                donate_argnames=pure.donate_argnames,
+                static_argnums=pure.static_argnums,
+                static_argnames=pure.static_argnames,
+                **named,
+            )
+
+        found = wrapper.ask(swept, args, kwargs)
+    return tuple(
+        BudgetCost(budget, s.feasible, s.overhead) for budget, s in zip(budgets, found, strict=True)
+    )

@@ -117,10 +117,10 @@ class MemoryReport:
     def _page(self) -> text.Page:
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         kinds = sorted(self.by_kind.items(), key=lambda k: -k[1])
-        parts = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in kinds[:3])
+        parts = [f"{kind} {format_bytes(n)}" for kind, n in kinds]
         return text.Page(
-            headline=f"{self.name} needs {format_bytes(self.peak_bytes)}{each} ({self.platform}):"
-            f" {parts}",
+            headline=f"{self.name} needs {format_bytes(self.peak_bytes)}{each} ({self.platform})",
+            parts=parts,
             total_bytes=self.peak_bytes,
             rows=summary.rows_of(self.buffers),
             hints=[(hint.nbytes, hint.text) for hint in self.hints],
@@ -151,7 +151,8 @@ class MemoryReport:
             said = f"about {cost.overhead:.1%} more time" if cost.feasible else "no plan"
             lines.append(f"{share}  {format_bytes(cost.budget_bytes):>10}  coop_jax.jit: {said}")
         if self.recommended_budget is not None:
-            lines.append(f"recommended budget: {self.recommended_budget} bytes")
+            nbytes = format_bytes(self.recommended_budget)
+            lines.append(f"recommended: budget={self.recommended_budget} ({nbytes})")
         return lines
 
     def to_json(self, *, lifetimes: bool = False) -> str:

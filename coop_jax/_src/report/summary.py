@@ -120,7 +120,7 @@ def _what(group: Sequence[Buffer]) -> str:
         return f"{len(group)} × {'/'.join(sorted(dtypes))}"
     largest = shape_text(max(group, key=lambda b: b.nbytes))
     count = shapes[largest]
-    return f"{count} × {largest} + {len(group) - count}"
+    return f"{count} × {largest} + {len(group) - count} more"
 
 
 def _common_path(paths: Sequence[str]) -> str:

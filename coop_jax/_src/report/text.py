@@ -24,6 +24,7 @@ class Page:
 
     Attributes:
       headline: what the program needs.
+      parts: of what kinds that is, most first.
       total_bytes: the same.
       rows: what it consists of.
       hints: bytes and text, most first.
@@ -33,6 +34,7 @@ class Page:
     """
 
     headline: str
+    parts: Sequence[str]
     total_bytes: int
     rows: Sequence[Row]
     hints: Sequence[tuple[int, str]]
@@ -47,7 +49,7 @@ def text_of(page: Page) -> str:
     late = [t for _, t in page.hints if t not in early]
     shown = page.rows[:_ROWS]
     rows = [_line(row, page.total_bytes) for row in shown]
-    lines = [page.headline, *rows[:1], *(f"  ! {t}" for t in early), *rows[1:]]
+    lines = [_headline(page), *rows[:1], *(f"  ! {t}" for t in early), *rows[1:]]
     if len(page.rows) > len(shown):
         rest = page.rows[len(shown) :]
         nbytes = sum(r.nbytes for r in rest)
@@ -77,9 +79,21 @@ def html_of(page: Page) -> str:
     hints = "".join(f"<li>{html.escape(text)}</li>" for _, text in page.hints)
     footer = "".join(f"<p>{html.escape(line)}</p>" for line in [page.peak, *page.footer] if line)
     return (
-        f"<div><p><b>{html.escape(page.headline)}</b></p>"
+        f"<div><p><b>{html.escape(page.headline)}</b>"
+        f" {html.escape(', '.join(page.parts))}</p>"
         f"<table><tbody>{cells}</tbody></table><ul>{hints}</ul>{footer}</div>"
     )
+
+
+def _headline(page: Page) -> str:
+    """As many parts as there is room for."""
+    line = page.headline
+    for number, part in enumerate(page.parts):
+        longer = f"{line}{', ' if number else ': '}{part}"
+        if len(longer) > _WIDTH:
+            break
+        line = longer
+    return line
 
 
 def _line(row: Row, total: int) -> str:

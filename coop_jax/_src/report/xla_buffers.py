@@ -111,7 +111,7 @@ class _Reader:
         held = [
             self._held(a)
             for a in program.allocations
-            if a.parameter is not None or ((a.lives_out or a.is_tuple) and not a.is_constant)
+            if not (a.is_temporary or a.is_constant or a.is_thread_local)
         ]
         listed = [*held, *live_set.live_at(temporary, moment)]
         unused = needed_bytes - sum(b.nbytes for b in listed)
