@@ -21,7 +21,7 @@ from coop_jax._src.compat.hlo_instructions import Instruction
 from coop_jax._src.compat.hlo_messages import Computation, Frame
 
 _RUNS_OTHERS = ("while", "call", "conditional", "async-start")
-_SAME = ("bitcast", "optimization-barrier", "domain", "add-dependency", "async-update")
+_SAME = ("bitcast", "opt-barrier", "domain", "add-dependency", "async-update")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ Nobody says so, so it is inferred:
 2. What is in an object of Optax's is *optimizer state*, and so is state of whose path a name is one
    that Optax, Flax or users give that (`_OPTIMIZER`).
 3. Other state is *parameters*, statistics of layers and random keys included, and so is what does
-   not come back but is named so (`_PARAMETERS`).
+   not come back but is named so (`PARAMETER_NAMES`).
 4. The rest is *inputs*.
 
 Thread rule: functions of their arguments. Cost: leaves of the arguments times those of the results
@@ -26,13 +26,12 @@ from typing import Any
 
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from coop_jax._src.report.buffers import Kind
+from coop_jax._src.report.buffers import PARAMETER_NAMES, Kind
 
 _OPTIMIZER = frozenset(
     "mu nu trace count opt_state opt_states opt optim optimizer optimizer_state optstate momentum"
     " velocity inner_state".split()
 )
-_PARAMETERS = frozenset("params parameters variables weights model batch_stats".split())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def results_of(out_info: Any) -> list[str]:
 def _kind(leaf: _Leaf, *, is_state: bool) -> Kind:
     if leaf.is_optax or (is_state and leaf.names & _OPTIMIZER):
         return "optimizer state"
-    return "parameters" if is_state or leaf.names & _PARAMETERS else "inputs"
+    return "parameters" if is_state or leaf.names & PARAMETER_NAMES else "inputs"
 
 
 def _comes_back(leaf: _Leaf, results: dict[tuple[tuple[int, ...], str], list[str]]) -> bool:

@@ -31,6 +31,9 @@ KINDS: tuple[Kind, ...] = (
     "unused",
 )
 
+# Names in the paths of arguments that parameters have in Flax, Haiku and users' code.
+PARAMETER_NAMES = frozenset("params parameters variables weights model batch_stats".split())
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Buffer:

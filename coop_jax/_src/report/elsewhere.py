@@ -2,11 +2,11 @@
 
 Model: JAX knows all arrays that live. Those that are arguments of the program are left out, and as
 many of the same shape and dtype as there are abstract arguments. Who holds the others is looked for
-in the variables of the functions that are running and of their modules: containers are searched as
-pytrees, and attributes of objects that are none, one within the other twice.
+in the variables of the functions that are running and of their modules, in containers and
+attributes of objects.
 
 Thread rule: reads the variables of the calling thread. Cost: linear in live arrays and in what the
-variables hold.
+variables hold, up to `_MOST_LOOKED_AT`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ from types import FrameType
 from typing import Any
 
 import jax
+import numpy as np
 
 from coop_jax._src.report.summary import short_source
 
-_DEPTH = 2  # of objects within objects that are no pytrees
+_DEPTH = 8  # of containers and objects within each other
+_MOST_LOOKED_AT = 200_000  # objects; a search that takes longer is given up
+_LEFT_OUT = (
+    *(types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, types.FrameType),
+    *(type, str, bytes, int, float, complex, np.ndarray, np.generic),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,11 +52,11 @@ class Held:
     dtype: str
 
     def __str__(self) -> str:
-        """Such as "history (50 arrays, train.py:12 (main))"."""
+        """Such as "history (50 arrays), train.py:12 (main)"."""
         count = f"{self.arrays} array{'s' if self.arrays > 1 else ''}"
         if not self.variable:
             return f"{count} of unknown variables"
-        return f"{self.variable} ({count}, {short_source(self.source)})"
+        return f"{self.variable} ({count}), {short_source(self.source)}"
 
 
 def held_elsewhere(arguments: Iterable[Any], caller: FrameType | None) -> tuple[Held, ...]:
@@ -76,8 +82,9 @@ def held_elsewhere(arguments: Iterable[Any], caller: FrameType | None) -> tuple[
             continue
         others[id(array)] = array
     found = []
+    search = _Search()
     for variable, source, value in _variables(caller):
-        leaves = {id(x): x for x in _leaves(value, _DEPTH) if id(x) in others}
+        leaves = {id(x): x for x in search.arrays(value) if id(x) in others}
         if leaves:
             found.append(_held(variable, source, [others.pop(number) for number in leaves]))
         if not others:
@@ -87,16 +94,32 @@ def held_elsewhere(arguments: Iterable[Any], caller: FrameType | None) -> tuple[
     return tuple(sorted(found, key=lambda h: (-h.nbytes, h.variable)))
 
 
-def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    """What a variable holds, as a pytree; of objects that are none, what their attributes hold."""
-    if isinstance(value, (types.ModuleType, types.FunctionType, type)):
-        return
-    for leaf in jax.tree.leaves(value):
-        if isinstance(leaf, jax.Array):
-            yield leaf
-        elif depth:
-            for attribute in getattr(leaf, "__dict__", {}).values():
-                yield from _leaves(attribute, depth - 1)
+class _Search:
+    """Finds arrays in what variables hold; asks no object for more than its attributes."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_LOOKED_AT
+
+    def arrays(self, value: Any, depth: int = _DEPTH) -> Iterator[jax.Array]:
+        """Arrays in containers and in attributes of objects."""
+        kind = type(value)  # a proxy says of itself what it stands for
+        if issubclass(kind, jax.Array):
+            yield value
+            return
+        if depth == 0 or self._left <= 0 or issubclass(kind, _LEFT_OUT):
+            return
+        if issubclass(kind, dict):
+            parts = list(value.values())
+        elif issubclass(kind, (list, tuple, set, frozenset, collections.deque)):
+            parts = list(value)
+        else:
+            try:
+                parts = list(object.__getattribute__(value, "__dict__").values())
+            except AttributeError:
+                return
+        self._left -= 1 + len(parts)
+        for part in parts:
+            yield from self.arrays(part, depth - 1)
 
 
 def _held(variable: str, source: str, arrays: list[jax.Array]) -> Held:

@@ -134,7 +134,7 @@ def _elsewhere(elsewhere: Sequence[Held]) -> Iterator[Hint]:
         yield Hint(
             "elsewhere",
             total,
-            f"beside it the process holds {format_bytes(total)}, most in {elsewhere[0]}",
+            f"held beside it by this process: {format_bytes(total)}, most in {elsewhere[0]}",
         )
 
 

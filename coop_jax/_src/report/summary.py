@@ -11,11 +11,12 @@ import os
 import re
 from collections.abc import Sequence
 
-from coop_jax._src.report.buffers import Buffer, Kind
+from coop_jax._src.report.buffers import PARAMETER_NAMES, Buffer, Kind
 
 _ARGUMENTS = ("parameters", "optimizer state", "inputs", "results")
 # Parts of an optimizer's state that are as large as the parameters.
-_SLOT = re.compile(r"^.*?[.\['\"](mu|nu|trace|momentum|velocity)\b['\"\]]*")
+_SLOTS = frozenset("mu nu trace momentum velocity".split())
+_PART = re.compile(r"^\w+|\.\w+|\[[^\]]*\]")
 _LABELS: dict[Kind, str] = {"unused": "fragmentation / padding of XLA's allocations"}
 
 
@@ -89,11 +90,17 @@ def _key(buffer: Buffer) -> tuple[str, ...]:
 
 def _part(buffer: Buffer) -> str:
     """The part of the arguments that a row is about."""
-    if buffer.kind == "optimizer state" and (slot := _SLOT.match(buffer.path)) is not None:
-        return re.sub(r"\[\d+\]", "[*]", slot[0])
-    if buffer.kind == "inputs":
-        return re.sub(r"\[\d+\]", "[*]", buffer.path)
-    return re.split(r"[.\[]", buffer.path, maxsplit=1)[0]
+    path = re.sub(r"\[\d+\]", "[*]", buffer.path)
+    parts = _PART.findall(path)
+    if buffer.kind == "inputs" or not parts:
+        return path
+    if buffer.kind == "results":
+        return "".join(parts[:3])
+    named = _SLOTS if buffer.kind == "optimizer state" else PARAMETER_NAMES
+    for number, part in enumerate(parts):
+        if part.strip("[].'\"") in named:
+            return "".join(parts[: number + 1])
+    return "".join(parts[:2])
 
 
 def _row(group: Sequence[Buffer]) -> Row:
@@ -125,14 +132,14 @@ def _what(group: Sequence[Buffer]) -> str:
 
 def _common_path(paths: Sequence[str]) -> str:
     """The path of what all of them are in; numbers that differ are "*"."""
-    split = [re.findall(r"^\w+|\.\w+|\[[^\]]*\]", p) for p in paths if p]
+    split = [_PART.findall(p) for p in paths if p]
     if not split:
         return ""
     found = []
     for parts in zip(*split, strict=False):
         if len(set(parts)) == 1:
             found.append(parts[0])
-        elif all(re.fullmatch(r"\[\d+\]", p) for p in parts):
+        elif all(re.fullmatch(r"\[\d+\]", p) for p in parts):  # of a list
             found.append("[*]")
         else:
             break

@@ -98,7 +98,12 @@ def _headline(page: Page) -> str:
 
 def _line(row: Row, total: int) -> str:
     start = f"{_amount(row.nbytes, total)}  {row.kind:15}"
-    for parts in ((row.where, row.module, row.what), (row.where, row.what)):
+    line_only = row.where.partition(" (")[0]
+    for parts in (
+        (row.where, row.module, row.what),
+        (row.where, row.what),
+        (line_only, row.what),
+    ):
         line = "  ".join([start, *(p for p in parts if p)])
         if len(line) <= _WIDTH:
             break
