@@ -113,7 +113,7 @@ class ScheduledProgram:
             if self.computations[inside].root != number:
                 continue
             last = max(last, spans.get(inside, (0, 0))[1])
-            if inside == self.entry:
+            if inside == self.entry and (index or self.instructions[number].opcode != "tuple"):
                 result = index[0] if index else 0
         return Value(
             number=part.value,

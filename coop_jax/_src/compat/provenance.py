@@ -26,6 +26,8 @@ from coop_jax._src.compat.name_stacks import Phase
 # What says little of the values that it makes.
 _TRIVIAL = frozenset("broadcast constant copy iota parameter tuple while bitcast call".split())
 _FOLLOWED = 64
+# What is inside or before it says more; if there is nothing, its own name counts.
+_FOLLOWED_THOUGH_NAMED = ("fusion", "bitcast", "dynamic-update-slice")
 
 _METHOD = re.compile(r"(?:.*\.)?([A-Za-z]\w*)\.(?!<)\w+$")
 _INSTALLED = ("site-packages", "dist-packages", sysconfig.get_paths()["stdlib"])
@@ -131,12 +133,10 @@ class Provenance:
         named: Instruction | None = None
         for _ in range(_FOLLOWED):
             instruction = self._program.instructions[number]
-            if instruction.op_name and instruction.opcode not in ("while", "parameter", "fusion"):
-                named = instruction
-                if not _is_update(instruction):
-                    return named
-            elif instruction.opcode == "fusion" and instruction.op_name:
+            if instruction.op_name and instruction.opcode in _FOLLOWED_THOUGH_NAMED:
                 named = named or instruction
+            elif instruction.op_name and instruction.opcode not in ("while", "parameter"):
+                return instruction
             onward = self._from(instruction, index)
             if onward is None:
                 return named or (instruction if self._is_argument(instruction) else None)
@@ -161,7 +161,7 @@ class Provenance:
             return (caller.number, index) if caller.opcode == "while" else None
         if opcode == "dynamic-update-slice":
             return instruction.operands[1], ()
-        if not instruction.op_name and instruction.operands:
+        if instruction.operands and (opcode == "bitcast" or not instruction.op_name):
             return instruction.operands[0], ()
         return None
 
@@ -191,10 +191,6 @@ def _opcode_of(instruction: Instruction) -> str:
     if instruction.opcode == "fusion" and instruction.name.startswith("wrapped_"):
         return instruction.name.removeprefix("wrapped_").partition(".")[0]
     return instruction.opcode
-
-
-def _is_update(instruction: Instruction) -> bool:
-    return instruction.opcode == "dynamic-update-slice"
 
 
 def _source(frames: list[Frame]) -> str:

@@ -90,12 +90,12 @@ def _key(buffer: Buffer) -> tuple[str, ...]:
 
 def _part(buffer: Buffer) -> str:
     """The part of the arguments that a row is about."""
+    if buffer.kind == "results":
+        return "".join(_PART.findall(buffer.path)[:3])
     path = re.sub(r"\[\d+\]", "[*]", buffer.path)
     parts = _PART.findall(path)
     if buffer.kind == "inputs" or not parts:
         return path
-    if buffer.kind == "results":
-        return "".join(parts[:3])
     named = _SLOTS if buffer.kind == "optimizer state" else PARAMETER_NAMES
     for number, part in enumerate(parts):
         if part.strip("[].'\"") in named:
