@@ -9,12 +9,16 @@ from typing import Any
 import jax
 
 from coop_jax._src.compat import compiled_memory, hlo, library_memory
+from coop_jax._src.eager.api import EagerFunction
+from coop_jax._src.execution.wrapped_function import WrappedFunction
 from coop_jax._src.jit.library_function import LibraryFunction
 from coop_jax._src.report.accepted import Accepted, accepted
 from coop_jax._src.report.elsewhere import caller_of_this_package, held_elsewhere
 from coop_jax._src.report.hints import hints_of
 from coop_jax._src.report.memory_report import BudgetCost, MemoryReport
+from coop_jax._src.report.planned import planned_report
 from coop_jax._src.report.xla_buffers import xla_buffers
+from coop_jax._src.run.api import BudgetedFunction, WrappedRun
 from coop_jax._src.run.budget_queries import sweep
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.util import library_jits, options
@@ -33,12 +37,14 @@ def memory(
     """Says where the memory of a program goes, before it runs.
 
     The program is compiled, as `jax.jit` does at the first call, and XLA's buffer assignment is
-    read: what lies where, and when. Nothing runs, and nothing is allocated for the program.
+    read: what lies where, and when. Nothing runs, and nothing is allocated for the program. What
+    `coop_jax.run` returned is not compiled: its plan for a first call says it all, up to XLA's
+    temporary memory in single operations. Of `remat_eager` it is the plan that `run` would have.
 
     Args:
       fn: a function of pytrees of arrays; also one of `jax.jit`, `flax.nnx.jit`,
-        `equinox.filter_jit` or `coop_jax.jit`, with what is donated and static there; or what
-        `lower` or `compile` returned.
+        `equinox.filter_jit` or `coop_jax.jit`, with what is donated and static there; what `lower`
+        or `compile` returned; a function of `coop_jax.run` or `remat_eager`.
       *args: its arguments; arrays or `jax.ShapeDtypeStruct`s, with shardings as for a call. None
         for a program that is lowered or compiled.
       budgets: whether to plan what budgets would cost under `coop_jax.jit`.
@@ -66,6 +72,10 @@ def memory(
       True
     """
     options.flag(budgets, "budgets")
+    if isinstance(fn, (BudgetedFunction, WrappedRun, EagerFunction, WrappedFunction)):
+        if budgets:
+            raise TypeError("budgets=True plans for coop_jax.jit: give the function itself")
+        return planned_report(fn, args, kwargs, caller_of_this_package())
     program = accepted(fn, args, kwargs)
     compiled = program.compiled
     sizes = compiled_memory.sizes_of(compiled)

@@ -117,6 +117,33 @@ def arguments_of(
     ]
 
 
+def planned_arguments(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    inputs: Sequence[tuple[tuple[int, ...], str, bool]],
+) -> list[Argument]:
+    """The arguments of a program of `coop_jax.run`: those that are donated are state.
+
+    Args:
+      fn: the function.
+      args: what it is called with.
+      kwargs: likewise.
+      inputs: shape, dtype and whether it is donated, of each input of the program.
+    """
+    found = _leaves((tuple(args), kwargs), _signature_names(fn, args, kwargs))
+    shapes = [shape for shape, _, _ in inputs]
+    for leaves in (found, [leaf for leaf in found if leaf.dtype]):
+        if [leaf.shape for leaf in leaves] == shapes:
+            break
+    else:
+        leaves = [_Leaf(f"args[{n}]", "", *x[:2]) for n, x in enumerate(inputs)]
+    return [
+        Argument(leaf.path, _kind(leaf, is_state=donated), donated, shape, dtype)
+        for leaf, (shape, dtype, donated) in zip(leaves, inputs, strict=True)
+    ]
+
+
 def results_of(out_info: Any) -> list[str]:
     """What the results of a program are called, in order: "result[0]['kernel']"."""
     return [f"result{keystr(path)}" for path, _ in tree_leaves_with_path(out_info)]
