@@ -51,6 +51,11 @@ def sizes_of(compiled: jax.stages.Compiled) -> Sizes:
     memory = compiled.memory_analysis()
     if memory is None:
         raise NotImplementedError("XLA does not say on this platform what a program needs")
+    return sizes_in(memory)
+
+
+def sizes_in(memory: Any) -> Sizes:
+    """What XLA's `CompiledMemoryStats` say."""
     return Sizes(
         int(memory.argument_size_in_bytes),
         int(memory.output_size_in_bytes),

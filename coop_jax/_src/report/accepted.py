@@ -23,7 +23,7 @@ class Accepted:
     """A compiled program.
 
     Attributes:
-      name: of its function.
+      name: of its function; "" if that is not known.
       compiled: what JAX compiled.
       arguments: all of them, in order.
       results: their names.
@@ -67,8 +67,7 @@ def accepted(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Accepted
         compiled = compiled_memory.compiled_with_lines(program)
     out_info = compiled.out_info
     arguments = arguments_of(compiled.args_info, out_info, call, args, kwargs)
-    name = getattr(call, "__name__", "") or compiled_memory.name_of(compiled)
-    return Accepted(name, compiled, arguments, results_of(out_info))
+    return Accepted(getattr(call, "__name__", ""), compiled, arguments, results_of(out_info))
 
 
 def _unwrapped(program: Any) -> Any:

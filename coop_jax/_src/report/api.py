@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from coop_jax._src.compat import compiled_memory, hlo, library_memory
+from coop_jax._src.compat import program_memory
 from coop_jax._src.eager.api import EagerFunction
 from coop_jax._src.execution.wrapped_function import WrappedFunction
 from coop_jax._src.jit.library_function import LibraryFunction
-from coop_jax._src.report.accepted import Accepted, accepted
+from coop_jax._src.report.accepted import accepted
+from coop_jax._src.report.compiled_report import compiled_report
 from coop_jax._src.report.elsewhere import caller_of_this_package, held_elsewhere
-from coop_jax._src.report.hints import hints_of
 from coop_jax._src.report.memory_report import BudgetCost, MemoryReport
 from coop_jax._src.report.planned import planned_report
-from coop_jax._src.report.xla_buffers import xla_buffers
 from coop_jax._src.run.api import BudgetedFunction, WrappedRun
 from coop_jax._src.run.budget_queries import sweep
 from coop_jax._src.simulate.simulation import Simulation
@@ -77,37 +77,17 @@ def memory(
             raise TypeError("budgets=True plans for coop_jax.jit: give the function itself")
         return planned_report(fn, args, kwargs, caller_of_this_package())
     program = accepted(fn, args, kwargs)
-    compiled = program.compiled
-    sizes = compiled_memory.sizes_of(compiled)
-    found = xla_buffers(compiled, program.arguments, program.results)
-    leaves = jax.tree.leaves((args, kwargs))
-    elsewhere = held_elsewhere(leaves, caller_of_this_package())
-    platform = compiled_memory.platform_of(compiled)
-    costs = _budget_costs(fn, args, kwargs, sizes.needed) if budgets else ()
+    said = program_memory.of_compiled(program.compiled)
+    elsewhere = held_elsewhere(jax.tree.leaves((args, kwargs)), caller_of_this_package())
+    found = compiled_report(said, program.arguments, program.results, elsewhere)
+    costs = _budget_costs(fn, args, kwargs, found.peak_bytes) if budgets else ()
     good = [c.budget_bytes for c in costs if c.feasible and c.overhead <= _MOST_OVERHEAD]
-    return MemoryReport(
-        name=program.name,
-        platform=platform,
-        devices=compiled_memory.device_count(compiled),
-        peak_bytes=sizes.needed,
-        argument_bytes=sizes.arguments,
-        output_bytes=sizes.results,
-        alias_bytes=sizes.aliases,
-        temporary_bytes=sizes.temporaries,
-        library_bytes=_library_bytes(program) if platform == "cpu" else 0,
-        peak=found.peak,
-        buffers=found.at_peak,
-        moments=found.moments,
-        lifetimes=found.buffers,
-        hints=hints_of(found.at_peak, program.arguments, elsewhere, sizes.needed),
-        elsewhere=elsewhere,
+    return dataclasses.replace(
+        found,
+        name=program.name or found.name,
         budgets=costs,
         recommended_budget=min(good, default=None),
     )
-
-
-def _library_bytes(program: Accepted) -> int:
-    return library_memory.unreported_bytes(hlo.serialized(program.compiled), one_by_one=True)
 
 
 def _budget_costs(

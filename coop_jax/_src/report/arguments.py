@@ -144,6 +144,12 @@ def planned_arguments(
     ]
 
 
+def kind_of(path: str) -> Kind:
+    """What an argument is, as far as its path says, where nobody knows what comes back."""
+    leaf = _Leaf(path, "", (), "")
+    return _kind(leaf, is_state=bool(leaf.names & _OPTIMIZER))
+
+
 def results_of(out_info: Any) -> list[str]:
     """What the results of a program are called, in order: "result[0]['kernel']"."""
     return [f"result{keystr(path)}" for path, _ in tree_leaves_with_path(out_info)]

@@ -13,14 +13,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax
-
-from coop_jax._src.compat import buffer_assignment, compiled_memory, hlo, hlo_instructions
+from coop_jax._src.compat import hlo_instructions
 from coop_jax._src.compat.buffer_assignment import Allocation
 from coop_jax._src.compat.buffer_lifetimes import ScheduledProgram, Value
+from coop_jax._src.compat.program_memory import ProgramMemory
 from coop_jax._src.compat.provenance import Provenance
 from coop_jax._src.report import live_set
-from coop_jax._src.report.arguments import Argument
+from coop_jax._src.report.arguments import Argument, kind_of
 from coop_jax._src.report.buffers import Buffer, Kind
 
 
@@ -62,27 +61,28 @@ class XlaBuffers:
 
 
 def xla_buffers(
-    compiled: jax.stages.Compiled, arguments: Sequence[Argument], results: Sequence[str]
+    memory: ProgramMemory, arguments: Sequence[Argument], results: Sequence[str]
 ) -> XlaBuffers:
     """What a program keeps in memory, and when.
 
     Args:
-      compiled: the program.
-      arguments: all of its arguments, also those that it does not use.
+      memory: what XLA says of it.
+      arguments: all of its arguments, also those that it does not use; not looked at if nobody
+        knows which of them it has.
       results: names of its results.
     """
-    sizes = compiled_memory.sizes_of(compiled)
-    assignment = buffer_assignment.serialized(compiled)
-    if not assignment:
+    sizes = memory.sizes
+    if not memory.assignment:
         rows = [
             Buffer(sizes.arguments, "inputs"),
             Buffer(sizes.results - sizes.aliases, "results"),
             Buffer(sizes.temporaries, "temporaries"),
         ]
         return XlaBuffers((), 0, None, tuple(r for r in rows if r.nbytes))
-    program = ScheduledProgram(hlo.serialized(compiled), assignment)
-    kept = compiled_memory.kept_arguments(compiled)
-    passed = [arguments[n] if 0 <= n < len(arguments) else None for n in kept]
+    program = ScheduledProgram(memory.module, memory.assignment)
+    passed = None
+    if memory.kept is not None:
+        passed = [arguments[n] if 0 <= n < len(arguments) else None for n in memory.kept]
     return _Reader(program, passed, results).read(sizes.needed)
 
 
@@ -92,13 +92,18 @@ class _Reader:
     def __init__(
         self,
         program: ScheduledProgram,
-        arguments: Sequence[Argument | None],
+        arguments: Sequence[Argument | None] | None,
         results: Sequence[str],
     ):
         self._program = program
         self._provenance = Provenance(program)
         self._arguments = arguments
         self._results = results
+        self._names = {  # as JAX calls them
+            i.parameter: i.op_name
+            for i in program.computations[program.entry].instructions
+            if i.opcode == "parameter"
+        }
 
     def read(self, needed_bytes: int) -> XlaBuffers:
         """All of it; what is in use at the peak sums up to what XLA needs."""
@@ -134,7 +139,7 @@ class _Reader:
         if origin.parameter is not None:  # or a copy of an argument
             of_argument, path = self._argument(origin.parameter)
         if self._is_parameter(value):
-            kind, path = of_argument, path or self._program.instructions[number].op_name
+            kind = of_argument
         elif allocation.is_constant:
             kind = "constants"
         elif value.result is not None:
@@ -177,8 +182,11 @@ class _Reader:
         return value.allocation.parameter is not None and instruction.opcode == "parameter"
 
     def _argument(self, number: int) -> tuple[Kind, str]:
+        name = self._names.get(number, "")
+        if self._arguments is None:
+            return kind_of(name), name
         argument = self._arguments[number] if number < len(self._arguments) else None
-        return ("constants", "") if argument is None else (argument.kind, argument.path)
+        return ("constants", "") if argument is None else (argument.kind, argument.path or name)
 
     def _result(self, number: int) -> str:
         return self._results[number] if number < len(self._results) else "result"
