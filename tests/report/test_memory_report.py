@@ -238,6 +238,24 @@ def test_budgets_are_planned_on_request(front_end: Any) -> None:
     assert f"budget={found.recommended_budget}" in str(found)
 
 
+def test_operations_of_a_plan_keep_the_users_lines() -> None:
+    def layer(w: Any, x: Any) -> Any:
+        return jnp.tanh(x @ w)
+
+    def loss(w: Any, x: Any) -> Any:
+        for _ in range(8):
+            x = layer(w, x)
+        return (x**2).mean()
+
+    planned = coop_jax.jit(jax.grad(loss), budget=0.6)
+    args = abstract(64, 64), abstract(1024, 64)
+    assert planned.plan(*args).recomputations > 0
+    found = coop_jax.memory(planned, *args)
+    activations = [b for b in found.buffers if b.shape == (1024, 64) and b.kind != "inputs"]
+    assert activations
+    assert all(".layer)" in b.source and HERE in b.source for b in activations)
+
+
 def test_functions_bound_to_arguments_are_taken() -> None:
     class Holder:
         @functools.partial(jax.jit, static_argnums=0)

@@ -130,11 +130,13 @@ def _optimizer_dtype(buffers: Sequence[Buffer]) -> Iterator[Hint]:
 
 def _elsewhere(elsewhere: Sequence[Held]) -> Iterator[Hint]:
     if elsewhere:
-        total = sum(held.nbytes for held in elsewhere)
+        total = format_bytes(sum(held.nbytes for held in elsewhere))
+        named = [held for held in elsewhere if held.variable]
+        most = max(named or elsewhere, key=lambda held: held.nbytes)
         yield Hint(
             "elsewhere",
-            total,
-            f"held beside it by this process: {format_bytes(total)}, most in {elsewhere[0]}",
+            sum(held.nbytes for held in elsewhere),
+            f"held beside it: {total}, of it {format_bytes(most.nbytes)} in {most}",
         )
 
 

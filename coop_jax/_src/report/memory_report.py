@@ -83,7 +83,7 @@ class MemoryReport:
 
     @property
     def by_source(self) -> dict[str, int]:
-        """Bytes of temporary memory at the peak by "file:line (function)", most first."""
+        """Bytes of temporary memory at the peak by source line, most first."""
         return self._sums("source")
 
     @property
