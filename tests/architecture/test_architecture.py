@@ -30,6 +30,8 @@ ALLOWED = {
     "eager": "compat util ir transforms lowering planning execution",
     "jit": "compat util ir lowering planning",
     "run": "compat util ir transforms lowering planning execution segments simulate eager jit",
+    "report": "compat util ir transforms lowering planning execution segments simulate eager jit"
+    " run",
 }
 
 # JAX's private parts change from version to version.
@@ -294,8 +296,8 @@ def test_each_rule_notices_what_breaks_it(
 def test_packages_are_few_and_on_few_levels() -> None:
     found = arrows_between(all_imports(), packages=True)
     assert set(found) == set(ALLOWED)
-    assert len(found) <= 12
-    assert max(imports.levels(found).values()) <= 7
+    assert len(found) <= 13
+    assert max(imports.levels(found).values()) <= 8
 
 
 def test_unit_tests_mirror_the_packages() -> None:

@@ -1,7 +1,7 @@
 """Instructions of an optimised module of XLA's: what they read, how, and in which shapes.
 
-The fields of `HloInstructionProto` that say what work an instruction is. Zeros and defaults are
-left out where messages are written.
+The fields of `HloInstructionProto` that say what work an instruction is, and where it comes from.
+Zeros and defaults are left out where messages are written.
 
 Thread rule: functions of their arguments. Cost: linear in the module's bytes.
 """
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from coop_jax._src.compat import hlo_messages as messages
 from coop_jax._src.compat.protobuf import fields, numbers
 
 # HloInstructionProto.
+_NAME, _METADATA, _PARAMETER, _TUPLE_INDEX = 1, 7, 9, 13
 _WINDOW, _NUMBERS, _DOT, _GROUPS = 15, 16, 30, 50
 _ALONG, _TARGET, _LENGTHS, _BACKEND, _IS_STABLE = 14, 28, 32, 43, 60
+# OpMetadata.
+_OP_NAME, _SOURCE_FILE, _SOURCE_LINE, _STACK_FRAME = 2, 3, 4, 15
 # ShapeProto, DotDimensionNumbers, Window and WindowDimension, ConvolutionDimensionNumbers.
 _TYPE = 2
 LHS_CONTRACTING, LHS_BATCH = 1, 3
@@ -28,6 +32,16 @@ IMAGE_SPATIAL = 11
 # Numbers of `PrimitiveType`; on narrower floats no library works.
 _TYPES_BY_BYTES = {1: (1, 2, 6), 2: (3, 7, 10, 16), 4: (4, 8, 11), 8: (5, 9, 12, 15), 16: (18,)}
 ITEM_BYTES = {kind: n for n, kinds in _TYPES_BY_BYTES.items() for kind in kinds}
+
+# Of `PrimitiveType`, as NumPy and ml_dtypes call them, by number.
+_DTYPES = dict(
+    enumerate(
+        "- bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 tuple"
+        " opaque complex64 bfloat16 token complex128 float8_e5m2 float8_e4m3fn int4 uint4"
+        " float8_e4m3b11fnuz float8_e5m2fnuz float8_e4m3fnuz int2 uint2 float8_e4m3 float8_e3m4"
+        " int1 uint1 float4_e2m1fn float8_e8m0fnu".split()
+    )
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -47,6 +61,13 @@ class Instruction:
       along, is_stable: of a sort.
       lengths: of a Fourier transform.
       target: of a custom call.
+      name: of the instruction.
+      parameter: of a parameter, its number.
+      tuple_index: of a part taken out of a tuple, which one.
+      op_name: JAX's name stack and primitive; of an argument its name.
+      stack_frame: the number of the call that it comes from; 0 for none.
+      source: "file:line" where the module says it without call stacks; "" for none.
+      shape_message: the `ShapeProto` of its result.
     """
 
     opcode: str = ""
@@ -65,6 +86,13 @@ class Instruction:
     is_stable: bool = False
     lengths: list[int] = dataclasses.field(default_factory=list)
     target: str = ""
+    name: str = ""
+    parameter: int = 0
+    tuple_index: int = 0
+    op_name: str = ""
+    stack_frame: int = 0
+    source: str = ""
+    shape_message: bytes = b""
 
     def feature(self, which: int) -> int:
         """A dimension's number; 0 is left out where messages are written."""
@@ -80,7 +108,16 @@ def read(content: bytes) -> Instruction:
         elif field == messages.NUMBER:
             made.number = value
         elif field == messages.SHAPE:
+            made.shape_message = value
             _read_shape(value, made)
+        elif field == _NAME:
+            made.name = value.decode()
+        elif field == _METADATA:
+            _read_metadata(value, made)
+        elif field == _PARAMETER:
+            made.parameter = value
+        elif field == _TUPLE_INDEX:
+            made.tuple_index = value
         elif field == messages.OPERANDS:
             made.operands += numbers(value)
         elif field == messages.CONTROL:
@@ -122,6 +159,30 @@ def _read_shape(content: bytes, made: Instruction) -> None:
             _read_shape(inner, one)
             made.nbytes += one.nbytes
     made.nbytes += math.prod(made.shape) * ITEM_BYTES.get(made.item_type, 0)
+
+
+def _read_metadata(content: bytes, made: Instruction) -> None:
+    said = dict(fields(content))
+    made.op_name = said.get(_OP_NAME, b"").decode()
+    made.stack_frame = said.get(_STACK_FRAME, 0)
+    if said.get(_SOURCE_LINE):
+        made.source = f"{said.get(_SOURCE_FILE, b'').decode()}:{said[_SOURCE_LINE]}"
+
+
+def array_at(shape_message: bytes, index: Sequence[int]) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of an array in a `ShapeProto`, of a tuple the part with an index.
+
+    Returns:
+      As NumPy writes them; "tuple" and no shape for a table of pointers.
+    """
+    for part in index:
+        parts = [v for field, v in fields(shape_message) if field == messages.TUPLE_SHAPES]
+        if part >= len(parts):
+            return (), "-"
+        shape_message = parts[part]
+    found = Instruction()
+    _read_shape(shape_message, found)
+    return tuple(found.shape), _DTYPES.get(found.item_type, "-")
 
 
 def _signed(number: int) -> int:

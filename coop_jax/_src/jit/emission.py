@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from coop_jax._src.compat import arrays
+from coop_jax._src.compat import arrays, source_lines
 from coop_jax._src.ir.program import Operation, Program
 
 
@@ -93,7 +93,7 @@ class Emitter:
     def _run(self, op: Operation, operands: Sequence[Any]) -> None:
         named = jax.named_scope(op.name_stack) if op.name_stack else contextlib.nullcontext()
         with named:
-            results = op.kernel(*operands)
+            results = source_lines.call_at(op.source, op.kernel, operands)
         for value, result in zip(op.results, results, strict=True):
             self.put(value, result)
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import jax
+
 from coop_jax._src.jit.planned_function import PlannedFunction
 from coop_jax._src.jit.report import PlanReport
 from coop_jax._src.util.library_jits import Wrapper
@@ -39,6 +41,10 @@ class LibraryFunction(Generic[P, R]):
     def min_budget(self, *args: Any, **kwargs: Any) -> int:
         """As `PlannedFunction.min_budget`."""
         return self._wrapper.ask(self._inner.min_budget, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """As `PlannedFunction.lower`: the program of the pure function."""
+        return self._wrapper.ask(self._inner.lower, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method."""

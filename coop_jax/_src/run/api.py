@@ -35,6 +35,7 @@ from coop_jax._src.run.specialization import (
 )
 from coop_jax._src.run.transformed_calls import TransformedCalls
 from coop_jax._src.simulate.simulation import Simulation
+from coop_jax._src.simulate.traced_program import TracedProgram
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
 from coop_jax._src.util.call_arguments import check_leaves
@@ -202,6 +203,14 @@ class BudgetedFunction(FunctionUnderBudget, Generic[P, R]):
         """
         return previews.simulate(self._settings, self._known, args, kwargs, budget)
 
+    def traced(self, *args: Any, **kwargs: Any) -> TracedProgram:
+        """The program that `simulate` plans: its operations and storages have the plan's numbers.
+
+        Raises:
+          ValueError: the order of operations depends on values.
+        """
+        return previews.traced(self._settings, self._known, args, kwargs)
+
     def min_budget(self, *args: Any, max_overhead: float | None = None, **kwargs: Any) -> int:
         """The smallest budget with which a call completes, as `coop_jax.min_budget` finds it.
 
@@ -320,6 +329,10 @@ class WrappedRun(WrappedFunction[P, R, BudgetedFunction[P, R]]):
             return self._inner.simulate(*args, budget=budget, **kwargs)
 
         return self._wrapper.ask(question, args, kwargs)
+
+    def traced(self, *args: Any, **kwargs: Any) -> TracedProgram:
+        """The program that `simulate` plans; as of `run`."""
+        return self._wrapper.ask(self._inner.traced, args, kwargs)
 
     def min_budget(self, *args: Any, max_overhead: float | None = None, **kwargs: Any) -> int:
         """The smallest budget with which a call completes; as of `run`."""

@@ -38,6 +38,17 @@ def simulate(
     return _simulator(settings, known, args, kwargs).simulate(own if checked is None else checked)
 
 
+def traced(
+    settings: FunctionSettings, known: Known, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> TracedProgram:
+    """The program of a call; that of an earlier one like it if there was one."""
+    signature = known(*settings.convention.flatten(tuple(args), dict(kwargs)))
+    if signature is not None and signature.program is not None:
+        name = getattr(settings.convention.fn, "__name__", "step")
+        return TracedProgram(name, signature.program)
+    return traced_program(settings.convention, args, kwargs, settings.fusion)
+
+
 def min_budget(
     settings: FunctionSettings,
     known: Known,
@@ -63,19 +74,13 @@ def _simulator(
 ) -> Simulator:
     static, leaves, tree = settings.convention.flatten(tuple(args), dict(kwargs))
     signature = known(static, leaves, tree)
-    if signature is not None and signature.program is not None:
-        traced = TracedProgram(
-            getattr(settings.convention.fn, "__name__", "step"), signature.program
-        )
-    else:
-        traced = traced_program(settings.convention, args, kwargs, settings.fusion)
     runtime = settings.home.here(join=False)
     kept = 0 if runtime is None else runtime.workspace_bytes
     needed = None if signature is None else signature.workspaces
     policy = settings.policy or policies.DEFAULT if runtime is None else runtime.policy
     workspace = kept or None if needed is None else needed
     return Simulator(
-        traced,
+        traced(settings, known, args, kwargs),
         policy,
         None,
         None,
