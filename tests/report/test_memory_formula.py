@@ -13,12 +13,12 @@ import optax
 import pytest
 from flax import nnx
 from jax._src import config
-from processes import output_of
 
 import coop_jax
 from coop_jax._src.report import live_set
 from examples.paper.networks import NETWORKS
 from tests.benchmarks import more_networks, plain_jax
+from tests.testing.processes import output_of
 
 Case = tuple[Any, tuple[Any, ...]]
 PROGRAMS: dict[str, Callable[[], Case]] = {}

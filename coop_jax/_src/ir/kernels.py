@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -123,6 +123,19 @@ class Kernel:
         """Computes the kernel with JAX, under whatever trace is current."""
         return self._computed(operands, as_called=False)
 
+    def scalars(self) -> dict[int, Any]:
+        """The scalars that results are filled with, or what is written into: by the equation."""
+        return {
+            number: e.operands[0].value
+            for number, e in enumerate(self.equations)
+            if e.primitive.name == "broadcast_in_dim" and isinstance(e.operands[0], LiteralValue)
+            if self.touches_part or e.results[0] in self.outputs
+        }
+
+    def with_scalars(self, scalars: Mapping[int, Any], *operands: Any) -> list[Any]:
+        """As a call, with these scalars for those of the same equations."""
+        return self._computed(operands, as_called=False, scalars=scalars)
+
     def called(self, *operands: Any) -> list[Any]:
         """The same for XLA's CPU compiler where it is called by a larger computation.
 
@@ -131,12 +144,16 @@ class Kernel:
         results = self._computed(list(map(calls.row_major, operands)), as_called=True)
         return [calls.row_major(arrays.as_stored(r)) for r in results]
 
-    def _computed(self, operands: Sequence[Any], *, as_called: bool) -> list[Any]:
+    def _computed(
+        self, operands: Sequence[Any], *, as_called: bool, scalars: Mapping[int, Any] | None = None
+    ) -> list[Any]:
         values: dict[int, Any] = dict(enumerate(operands))
         for n in self._keys:
             values[n] = arrays.as_keys(values[n], self.in_avals[n])
-        for e in self.equations:
+        for number, e in enumerate(self.equations):
             ins = [values[x] if isinstance(x, int) else x.value for x in e.operands]
+            if scalars and number in scalars:
+                ins[0] = scalars[number]
             if as_called and e.primitive.name == "conv_general_dilated":
                 results = calls.bind_convolution(e.primitive, e.params, e.context, *ins)
             elif max_pool_gradient.is_known(e.primitive, e.params, ins):

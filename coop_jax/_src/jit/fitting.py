@@ -34,7 +34,7 @@ CORRECTION = 0.985
 _MOST_ATTEMPTS = 4
 
 # Where no plan fits, plans for the least capacity are tried, and for so many times as much.
-_LEAST_ROOM = (1.0, 1.06, 1.15)
+_LEAST_ROOM = (1.0, 1.03, 1.06, 1.15)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from coop_jax._src.compat import jaxprs, refs
 from coop_jax._src.ir import cost_model, primitives
 from coop_jax._src.ir.kernels import KernelCache
 from coop_jax._src.ir.program import Program
+from coop_jax._src.jit.filled_scans import with_filled_scans
+from coop_jax._src.jit.fillers import without_fillers_bytes
 from coop_jax._src.jit.local_sizes import localized
 from coop_jax._src.jit.loops import Lowering
 from coop_jax._src.jit.program_family import Family, Planned
@@ -101,9 +103,8 @@ class ProgramPlanner:
             )
         cache = KernelCache(device, keeps_shardings=compile is not None)
         lowering = Lowering(cache, opaque, self._settings, passes)
-        program = lowering.program(jaxpr, tuple(donated))
-        if compile is not None:
-            program = localized(program, compile)
+        program = with_filled_scans(lowering.program(jaxpr, tuple(donated)), lowering)
+        program = without_fillers_bytes(program) if compile is None else localized(program, compile)
         self._family = Family(program, lowering)
 
     def plan(self, capacity_bytes: int) -> PlannedProgram | None:

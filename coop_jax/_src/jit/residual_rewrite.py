@@ -177,7 +177,7 @@ class _Rewrite:
 
             def iteration(c: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
                 own, others = x[: len(kept_places)], x[len(kept_places) :]
-                others, fixed_now, c = _after(others, fixed_values, c, choice.again)
+                fixed_now, c = _after(fixed_values, c, choice.again)
                 emitter = Emitter(body)
                 numbers = [
                     *self._row_values,
@@ -224,13 +224,16 @@ class _Rewrite:
 
 
 def _after(
-    rows: Sequence[Any], whole: Sequence[Any], carry: Sequence[Any], again: Sequence[int]
-) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """What runs again waits for the iteration before: else XLA takes it out of the loop."""
+    whole: Sequence[Any], carry: Sequence[Any], again: Sequence[int]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What runs again waits for the iteration before: else XLA takes it out of the loop.
+
+    What reads rows cannot be taken out.
+    """
     if not again:
-        return rows, whole, carry
-    joined: tuple[Sequence[Any], Sequence[Any], Sequence[Any]] = jax.lax.optimization_barrier(
-        (tuple(rows), tuple(whole), tuple(carry))
+        return whole, carry
+    joined: tuple[Sequence[Any], Sequence[Any]] = jax.lax.optimization_barrier(
+        (tuple(whole), tuple(carry))
     )
     return joined
 
