@@ -232,9 +232,8 @@ def local_bytes(state: State) -> int:
 
 def check_plans(report: coop_jax.PlanReport, state_bytes: int) -> None:
     """Prints what the processes have planned: the same, within the budget."""
-    jit_bytes = report.jit_bytes or 0  # of one process far above its budget it is not known
-    budget_bytes = jit_bytes if report.budget_bytes is None else report.budget_bytes
-    mine = np.array([state_bytes, jit_bytes, budget_bytes, report.needed_bytes], np.int64)
+    budget_bytes = report.jit_bytes if report.budget_bytes is None else report.budget_bytes
+    mine = np.array([state_bytes, report.jit_bytes, budget_bytes, report.needed_bytes], np.int64)
     # Without jax_enable_x64 JAX would make int32 of them, which ends at 2 GiB.
     halves = multihost_utils.process_allgather(mine.view(np.uint32), tiled=True)
     plans = np.asarray(halves).view(np.int64).reshape(-1, len(mine))
@@ -242,8 +241,7 @@ def check_plans(report: coop_jax.PlanReport, state_bytes: int) -> None:
     say(row("bytes of a device", "state", "jax.jit", "budget", "needed"))
     for process, (state, jit, budget, needed) in enumerate(plans):
         allowed = "none" if report.budget_bytes is None else f"{budget:,}"
-        plain = f"{jit:,}" if jit else "unknown"
-        say(row(f"process {process}", f"{state:,}", plain, allowed, f"{needed:,}"))
+        say(row(f"process {process}", f"{state:,}", f"{jit:,}", allowed, f"{needed:,}"))
     say(
         f"{report.recomputations} operations run again, {report.recompute_share:.1%} of the time"
         " (estimated)"

@@ -59,8 +59,7 @@ def test_the_least_budget_is_accepted_and_a_byte_less_is_refused(
     options: dict[str, Any] = {"donate_argnums": donated}
     least = coop_jax.min_budget(step, *args, front_end="jit", **options)
     report = coop_jax.jit(step, budget=least, **options).plan(*args)
-    assert report.needed_bytes == least
-    assert least < 0.7 * coop_jax.jit(step, **options).plan(*args).needed_bytes
+    assert report.needed_bytes == least < 0.7 * report.jit_bytes
     # Another plan could need less than the smallest one; of these programs none does.
     for budget in (least - 1, int(0.95 * least)):
         with pytest.raises(coop_jax.BudgetExceededError) as info:
@@ -88,7 +87,7 @@ def test_the_least_budget_within_an_overhead(kind: str, most: float) -> None:
     step, args = STEPS[kind], shapes(kind)
     budget = coop_jax.min_budget(step, *args, front_end="jit", max_overhead=most)
     report = coop_jax.jit(step, budget=budget).plan(*args)
-    assert report.needed_bytes <= budget <= coop_jax.jit(step).plan(*args).needed_bytes
+    assert report.needed_bytes <= budget <= report.jit_bytes
     assert overhead(report) <= most
     below = coop_jax.jit(step, budget=int(0.93 * budget)).plan(*args)  # found to some percent
     assert overhead(below) > most
@@ -150,7 +149,6 @@ def test_a_sweep_says_what_the_first_plans_are(monkeypatch: pytest.MonkeyPatch) 
         patched.setattr(jax.stages.Lowered, "compile", compiled)
         found = coop_jax.sweep(step, *shapes(), front_end="jit", budget=budgets, progress=False)
     peak = found[0].peak_bytes
-    assert reports[0].jit_bytes is not None
     assert peak == pytest.approx(reports[0].jit_bytes, rel=0.2)
     assert [s.budget_bytes for s in found] == [None, peak, int(0.8 * peak), 2**21, int(0.1 * peak)]
     assert [s.feasible for s in found] == [True, True, True, True, False]

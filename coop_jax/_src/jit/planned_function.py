@@ -109,7 +109,7 @@ class PlannedFunction(Generic[P, R]):
           >>> w, x = jnp.ones((256, 256)), jnp.ones((4096, 256))
           >>> least = coop_jax.jit(jax.grad(loss)).min_budget(w, x)
           >>> step = coop_jax.jit(jax.grad(loss), budget=least)
-          >>> step.plan(w, x).needed_bytes <= least
+          >>> step.plan(w, x).needed_bytes <= least < step.plan(w, x).jit_bytes
           True
         """
         if max_overhead is not None:

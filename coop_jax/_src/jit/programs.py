@@ -20,10 +20,6 @@ from coop_jax._src.jit.program_planner import ProgramPlanner
 from coop_jax._src.jit.report import PlanReport, lines_of
 from coop_jax._src.util.errors import BudgetExceededError, CompiledBudgetReport
 
-# What `jax.jit` makes of a program needs 1 to 1.6 times what is expected of it (twelve networks; in
-# a program of scans it was 0.98). Expected to need so many times the budget, it is not compiled.
-_FAR_ABOVE = 1.25
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JittedProgram:
@@ -80,13 +76,12 @@ def _within(
     if plain.spans_processes:
         check_agreement(f"{options.budget} {needed} {options.respect_checkpoints}", "budgets")
     if isinstance(budget, float):
-        assert needed is not None
         budget = max(1, int(needed * budget))
-    if needed is not None and needed <= budget:
+    if needed <= budget:
         return _as_it_is(options, plain, budget)
     fitted = fit(planner or plans.planner(), plans.compiled, budget)
     if fitted.smallest_bytes is not None:
-        raise BudgetExceededError(_refusal(fitted, budget, plain.needed_bytes))
+        raise BudgetExceededError(_refusal(fitted, budget, needed))
     planned, made = fitted.planned, fitted.made
     report = PlanReport(
         budget,
@@ -104,23 +99,13 @@ def _within(
     return JittedProgram(made.jitted, made.guard, made.unguarded, report)
 
 
-def _needed_bytes(
-    plain: PlainProgram, budget: int | float, planner: ProgramPlanner | None
-) -> int | None:
-    """What the program of `jax.jit` needs, which is ready to run where it is likely to fit.
-
-    None where it is expected to need so much more than the budget that it is not compiled.
-    """
+def _needed_bytes(plain: PlainProgram, budget: int | float, planner: ProgramPlanner | None) -> int:
+    """What the program of `jax.jit` needs, which is ready to run where it is likely to fit."""
     if isinstance(budget, float):
-        if budget == 1.0:
-            plain.compile()
-        return plain.needed_bytes
-    expected = 0 if planner is None else planner.expected_bytes()
-    if expected > _FAR_ABOVE * budget:
-        return None
-    if expected <= budget:
-        plain.compile()
-    return plain.needed_bytes
+        is_likely = budget == 1.0
+    else:
+        is_likely = planner is None or planner.expected_bytes() <= budget
+    return plain.compile() if is_likely else plain.needed_bytes
 
 
 def _stored(plans: Planning, place: plan_cache.Place) -> JittedProgram | None:

@@ -40,8 +40,7 @@ class PlanReport:
     Attributes:
       budget_bytes: of one device; None without a budget.
       jit_bytes: what `jax.jit` needs on one device: arguments, results that are not written over
-        them, temporaries, as XLA says. None where it is expected to need much more than a budget in
-        bytes: then its program is not compiled.
+        them, temporaries, as XLA says.
       needed_bytes: the same for the program that runs.
       predicted_bytes: what the plan expected; None where the program is that of `jax.jit`.
       attempts: the plans that were compiled, in order; none where the program is that of `jax.jit`.
@@ -52,7 +51,7 @@ class PlanReport:
     """
 
     budget_bytes: int | None
-    jit_bytes: int | None
+    jit_bytes: int
     needed_bytes: int
     predicted_bytes: int | None = None
     attempts: tuple[Attempt, ...] = ()
@@ -74,10 +73,11 @@ class PlanReport:
 
     def __str__(self) -> str:
         budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes)
-        text = [f"budget {budget}, needed {format_bytes(self.needed_bytes)}"]
-        if self.jit_bytes is not None:
-            share = self.needed_bytes / max(1, self.jit_bytes)
-            text[0] += f" ({share:.0%} of {format_bytes(self.jit_bytes)} under jax.jit)"
+        text = [
+            f"budget {budget}, needed {format_bytes(self.needed_bytes)}"
+            f" ({self.needed_bytes / max(1, self.jit_bytes):.0%} of {format_bytes(self.jit_bytes)}"
+            " under jax.jit)"
+        ]
         if self.predicted_bytes is None:
             return f"{text[0]}: the program of jax.jit"
         text.append(
