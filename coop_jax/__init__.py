@@ -14,6 +14,9 @@ from coop_jax._src.jit.fitting import Attempt as Attempt
 from coop_jax._src.jit.report import PlannedLine as PlannedLine
 from coop_jax._src.jit.report import PlanReport as PlanReport
 from coop_jax._src.planning.policies import Policy as Policy
+from coop_jax._src.report.timeline import Timeline as Timeline
+from coop_jax._src.report.timeline import timeline as timeline
+from coop_jax._src.report.timeline_data import LiveLine as LiveLine
 from coop_jax._src.run.api import run as run
 from coop_jax._src.run.budget_queries import min_budget as min_budget
 from coop_jax._src.run.budget_queries import sweep as sweep

@@ -29,6 +29,8 @@ ALLOWED = {
     "eager": "compat util ir transforms lowering planning execution",
     "jit": "compat util ir lowering planning",
     "run": "compat util ir transforms lowering planning execution segments simulate eager jit",
+    "report": "compat util ir transforms lowering planning execution segments simulate eager jit"
+    " run",
 }
 
 # JAX's private parts change from version to version.
@@ -265,8 +267,8 @@ def test_each_rule_notices_what_breaks_it(
 def test_packages_are_few_and_on_few_levels() -> None:
     found = arrows_between(all_imports(), packages=True)
     assert set(found) == set(ALLOWED)
-    assert len(found) <= 12
-    assert max(imports.levels(found).values()) <= 7
+    assert len(found) <= 13
+    assert max(imports.levels(found).values()) <= 8
 
 
 def test_every_package_says_what_it_is_for() -> None:

@@ -1,0 +1,178 @@
+"""From a plan's actions to a timeline: of a simulated call, or of a recorded one.
+
+Model: each `Run` is a moment. Its placements begin residences; an `Evict` or `Drop` ends one, and
+so does a result that takes the block. Where an evicted storage comes back to, the next placement of
+it says, one recomputation later.
+
+Thread rule: functions of their arguments. Complexity: linear in the actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coop_jax import _core
+from coop_jax._src.planning.pool_state import OUTSIDE
+from coop_jax._src.report.timeline_data import (
+    Ending,
+    Ints,
+    Kind,
+    Label,
+    Labels,
+    Launches,
+    Residences,
+    TimelineData,
+)
+from coop_jax._src.simulate.simulation import PlanBasis
+
+# Addresses above are of a plan without a budget, which fills its pool from both ends.
+_UNLIMITED_BYTES = 1 << 49
+
+
+def timeline_of(
+    plan: _core.Plan, basis: PlanBasis, budget_bytes: int | None, title: str
+) -> TimelineData:
+    """The timeline of a plan, with the seconds that its operations are expected to take."""
+    return _Reader(plan, basis).read(title, budget_bytes)
+
+
+def _with_seconds(costs: Sequence[float]) -> NDArray[np.float64]:
+    return np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
+
+
+class _Reader:
+    def __init__(self, plan: _core.Plan, basis: PlanBasis):
+        self._plan = plan
+        self._basis = basis
+        self._program = basis.program
+        self._labels = Labels()
+        self._rows: list[list[int]] = []
+        self._open: dict[int, list[int]] = {}  # by storage
+        self._times_made: dict[int, int] = {}
+        self._launches: list[tuple[int, bool]] = []
+        self._costs: list[float] = []
+        self._results = {self._program.values[v].storage for v in self._program.outputs}
+        self._released: set[int] = set()
+        self._moment = 0
+
+    def read(self, title: str, budget_bytes: int | None) -> TimelineData:
+        plan, others = self._plan, self._basis.residency.others
+        self._open_inputs()
+        for action in plan.actions:
+            if isinstance(action, _core.Run):
+                self._run(action)
+            else:
+                # What nothing reads any more is let go of, too, where only a recomputation would.
+                evicted = isinstance(action, _core.Evict) and action.storage not in self._released
+                self._close(action.storage, Ending.EVICTED if evicted else Ending.DROPPED)
+        last = self._moment
+        for storage in list(self._open):
+            self._close(storage, Ending.KEPT)
+        for offset, nbytes in (*plan.reserved, *others):
+            reserved = (offset, nbytes) in plan.reserved
+            kind, name = (Kind.RESERVED, "reserved") if reserved else (Kind.OTHER, "other arrays")
+            number = self._labels.number(Label(name))
+            row = [0, last, offset, nbytes, nbytes, kind, Ending.KEPT, number, -1, 0]
+            self._rows.append(row)
+        rows = Residences.of_rows([row for row in self._rows if row[1] > row[0]])
+        address, pool_bytes = _folded(rows, budget_bytes)
+        label, recompute = zip(*self._launches, strict=True) if self._launches else ((), ())
+        return TimelineData(
+            title,
+            pool_bytes,
+            dataclasses.replace(rows, address=address),
+            Launches(
+                np.array(label, np.int32), np.array(recompute, bool), _with_seconds(self._costs)
+            ),
+            self._labels.all(),
+            budget_bytes,
+        )
+
+    def _open_inputs(self) -> None:
+        program, residency = self._program, self._basis.residency
+        offsets = self._plan.input_offsets
+        rows = zip(program.inputs, residency.where, residency.donated, strict=True)
+        for number, (value, where, donated) in enumerate(rows):
+            kind = Kind.STATE if donated else Kind.INPUT
+            offset = offsets[number] if number < len(offsets) and where != OUTSIDE else -1
+            self._begin(program.values[value].storage, value, offset, kind, Label("argument"))
+        for value, _ in program.constants:
+            storage = program.values[value].storage
+            self._begin(storage, value, -1, Kind.CONSTANT, Label("constant"))
+
+    def _run(self, action: _core.Run) -> None:
+        op = self._program.operations[action.operation]
+        said = Label(op.kernel.label, op.source, (), "", op.name_stack)
+        self._launches.append((self._labels.number(said), action.recompute))
+        self._costs.append(self._basis.cost_seconds[action.operation])
+        placements = action.placements
+        for value, placed in zip(op.results, placements, strict=False):
+            if placed.in_place_input >= 0:
+                operand = op.operands[placed.in_place_input]
+                self._close(self._program.values[operand].storage, Ending.OVERWRITTEN)
+            if placed.storage < 0:
+                self._scratch(value, placed.offset, said)
+            elif placed.storage not in self._open:
+                kind = Kind.BACKWARD if "transpose(" in op.name_stack else Kind.FORWARD
+                self._begin(placed.storage, value, placed.offset, kind, said)
+        own = self._basis.provision.blocks(action.operation)
+        for placed, nbytes in zip(placements[len(op.results) :], own, strict=True):
+            self._add(-1, Label("workspace", op.source), placed.offset, nbytes, Kind.SCRATCH)
+        self._moment += 1
+        if not action.recompute:
+            self._released.update(self._program.releases[action.operation])
+
+    def _begin(self, storage: int, value: int, offset: int, kind: Kind, said: Label) -> None:
+        if storage in self._open:  # given twice
+            return
+        if storage in self._results:
+            kind = Kind.RESULT if kind in (Kind.FORWARD, Kind.BACKWARD) else kind
+        times = self._times_made[storage] = self._times_made.get(storage, -1) + 1
+        nbytes = self._program.storages[storage].nbytes
+        row = self._add(storage, self._typed(value, said), offset, nbytes, kind)
+        row[-1] = min(times, 65535)
+        self._open[storage] = row
+
+    def _scratch(self, value: int, offset: int, said: Label) -> None:
+        nbytes = self._program.storages[self._program.values[value].storage].nbytes
+        self._add(-1, self._typed(value, said), offset, nbytes, Kind.SCRATCH)
+
+    def _typed(self, value: int, said: Label) -> Label:
+        aval = self._program.values[value].aval
+        return dataclasses.replace(
+            said, shape=tuple(map(int, aval.shape)), dtype=str(getattr(aval, "dtype", ""))
+        )
+
+    def _add(self, storage: int, label: Label, offset: int, asked: int, kind: Kind) -> list[int]:
+        aligned = self._basis.alignment_bytes if offset >= 0 else 1
+        nbytes = -(-asked // aligned) * aligned
+        number, moment = self._labels.number(label), self._moment
+        row = [moment, moment + 1, offset, nbytes, asked, kind, Ending.DROPPED, number, storage, 0]
+        self._rows.append(row)
+        return row
+
+    def _close(self, storage: int, ending: Ending) -> None:
+        row = self._open.pop(storage, None)
+        if row is not None:  # a block of workspace has one moment, and is closed already
+            row[1], row[6] = self._moment, ending
+
+
+def _folded(rows: Residences, budget_bytes: int | None) -> tuple[Ints, int]:
+    """Addresses and the size of the pool; without a budget the gap in its middle is left out."""
+    address, nbytes = rows.address, rows.nbytes
+    pooled = address >= 0
+    ends = (address + nbytes)[pooled]
+    if budget_bytes is not None:
+        return address, max(budget_bytes, int(ends.max(initial=0)))
+    low = pooled & (address < _UNLIMITED_BYTES)
+    high = pooled & ~low
+    top = int((address + nbytes)[low].max(initial=0))
+    if not high.any():
+        return address, top
+    gap = int(address[high].min()) - top
+    folded = np.where(high, address - gap, address)
+    return folded, int(ends.max()) - gap
