@@ -2,8 +2,8 @@
 
 Format: gzip of a 4-byte length (little-endian), a JSON header of that length, padded with blanks to
 a multiple of 8, then the columns that the header lists by name, type, begin and length. Addresses
-and sizes are in units that divide them all, so that they fit into 4 bytes; of moments only
-differences are kept, which compresses them to a tenth. The reader is `page/decode.js`.
+and sizes are in units that divide them all, in 4 bytes where that is enough, and 8 otherwise; of
+moments only differences are kept, which compress well. The reader is `page/decode.js`.
 
 Thread rule: functions of their arguments. Cost: linear; a second for a million residences.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from coop_jax._src.report.timeline_data import Kind, TimelineData
 
-OUTSIDE = 0xFFFFFFFF  # an address of none
+_OUTSIDE = 0xFFFFFFFF  # instead of an address in 4 bytes; in 8 it is -1
 
 # Fragmentation is told at so many moments, evenly spread, or at each if there are fewer.
 _SAMPLES = 2048
@@ -28,13 +28,10 @@ _LEVEL = 5  # of compression: beyond it the time grows, not the ratio
 
 
 def encoded(timeline: TimelineData) -> bytes:
-    """A timeline for the page.
-
-    Raises:
-      ValueError: the pool is too large for addresses of 4 bytes in units of its blocks.
-    """
-    columns = _columns(timeline)
-    unit = _unit(timeline)
+    """A timeline for the page."""
+    address, address_unit = _in_units(timeline.residences.address)
+    nbytes, bytes_unit = _in_units(timeline.residences.nbytes)
+    columns = {"address": address, "nbytes": nbytes, **_columns(timeline)}
     samples = np.unique(np.linspace(0, max(0, timeline.moments - 1), _SAMPLES).astype(np.int64))
     samples = samples[: timeline.moments]
     columns["fragmentationMoment"] = samples.astype(np.int32)
@@ -46,7 +43,8 @@ def encoded(timeline: TimelineData) -> bytes:
         "poolBytes": timeline.pool_bytes,
         "budgetBytes": timeline.budget_bytes,
         "moments": timeline.moments,
-        "unit": unit,
+        "addressUnit": address_unit,
+        "bytesUnit": bytes_unit,
         "measured": timeline.seconds_are_measured,
         "kinds": [kind.name.lower() for kind in Kind],
         "texts": texts,
@@ -54,23 +52,21 @@ def encoded(timeline: TimelineData) -> bytes:
     return gzip.compress(_packed(header, columns), _LEVEL, mtime=0)
 
 
-def _unit(timeline: TimelineData) -> int:
-    rows = timeline.residences
-    pooled = rows.address[rows.address >= 0]
-    unit = int(np.gcd.reduce(np.concatenate([pooled, rows.nbytes]), initial=0)) or 1
-    largest = int(max(pooled.max(initial=0), rows.nbytes.max(initial=0)))
-    if largest // unit >= OUTSIDE:
-        raise ValueError(f"addresses up to {largest} in units of {unit} do not fit into 4 bytes")
-    return unit
+def _in_units(values: NDArray[np.int64]) -> tuple[NDArray[Any], int]:
+    """Addresses or sizes as multiples of what divides them all, and that; -1 stands for none."""
+    known = values >= 0
+    unit = int(np.gcd.reduce(values[known], initial=0)) or 1
+    units = np.where(known, values // unit, -1)
+    if units.max(initial=0) < _OUTSIDE:
+        return np.where(known, units, _OUTSIDE).astype(np.uint32), unit
+    return units.astype(np.float64), unit
 
 
 def _columns(timeline: TimelineData) -> dict[str, NDArray[Any]]:
-    rows, launches, unit = timeline.residences, timeline.launches, _unit(timeline)
+    rows, launches = timeline.residences, timeline.launches
     columns: dict[str, NDArray[Any]] = {
         "beginStep": np.diff(rows.begin, prepend=np.int32(0)).astype(np.int32),
         "lifetime": rows.end - rows.begin,
-        "address": np.where(rows.address < 0, OUTSIDE, rows.address // unit).astype(np.uint32),
-        "nbytes": (rows.nbytes // unit).astype(np.uint32),
         "padding": (rows.nbytes - rows.asked_bytes).astype(np.uint32),
         "label": rows.label,
         "storage": rows.storage,

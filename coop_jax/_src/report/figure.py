@@ -30,6 +30,7 @@ _COLORS = {
     Kind.SCRATCH: "#8d8f99",
     Kind.RESERVED: "#dcdee4",
     Kind.OTHER: "#a9abb5",
+    Kind.UPDATE: "#e0d03c",
 }
 _EVICTION = "#c8102e"
 

@@ -29,8 +29,7 @@ from coop_jax._src.report.timeline_data import (
 )
 from coop_jax._src.simulate.simulation import PlanBasis
 
-# Addresses above are of a plan without a budget, which fills its pool from both ends.
-_UNLIMITED_BYTES = 1 << 49
+_MADE = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
 
 
 def timeline_of(
@@ -42,6 +41,20 @@ def timeline_of(
 
 def _with_seconds(costs: Sequence[float]) -> NDArray[np.float64]:
     return np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
+
+
+class Passes:
+    """Tells by the name stacks of operations, in order, of which pass each is."""
+
+    def __init__(self) -> None:
+        self._backward = False
+
+    def kind_of(self, name_stack: str) -> Kind:
+        """FORWARD, BACKWARD or UPDATE."""
+        if "transpose(" in name_stack:
+            self._backward = True
+            return Kind.BACKWARD
+        return Kind.UPDATE if self._backward and "jvp(" not in name_stack else Kind.FORWARD
 
 
 class _Reader:
@@ -57,6 +70,7 @@ class _Reader:
         self._costs: list[float] = []
         self._results = {self._program.values[v].storage for v in self._program.outputs}
         self._released: set[int] = set()
+        self._passes = Passes()
         self._moment = 0
 
     def read(self, title: str, budget_bytes: int | None) -> TimelineData:
@@ -79,7 +93,7 @@ class _Reader:
             row = [0, last, offset, nbytes, nbytes, kind, Ending.KEPT, number, -1, 0]
             self._rows.append(row)
         rows = Residences.of_rows([row for row in self._rows if row[1] > row[0]])
-        address, pool_bytes = _folded(rows, budget_bytes)
+        address, pool_bytes = folded(rows, budget_bytes)
         label, recompute = zip(*self._launches, strict=True) if self._launches else ((), ())
         return TimelineData(
             title,
@@ -117,7 +131,7 @@ class _Reader:
             if placed.storage < 0:
                 self._scratch(value, placed.offset, said)
             elif placed.storage not in self._open:
-                kind = Kind.BACKWARD if "transpose(" in op.name_stack else Kind.FORWARD
+                kind = self._passes.kind_of(op.name_stack)
                 self._begin(placed.storage, value, placed.offset, kind, said)
         own = self._basis.provision.blocks(action.operation)
         for placed, nbytes in zip(placements[len(op.results) :], own, strict=True):
@@ -130,7 +144,7 @@ class _Reader:
         if storage in self._open:  # given twice
             return
         if storage in self._results:
-            kind = Kind.RESULT if kind in (Kind.FORWARD, Kind.BACKWARD) else kind
+            kind = Kind.RESULT if kind in _MADE else kind
         times = self._times_made[storage] = self._times_made.get(storage, -1) + 1
         nbytes = self._program.storages[storage].nbytes
         row = self._add(storage, self._typed(value, said), offset, nbytes, kind)
@@ -161,18 +175,23 @@ class _Reader:
             row[1], row[6] = self._moment, ending
 
 
-def _folded(rows: Residences, budget_bytes: int | None) -> tuple[Ints, int]:
-    """Addresses and the size of the pool; without a budget the gap in its middle is left out."""
-    address, nbytes = rows.address, rows.nbytes
-    pooled = address >= 0
-    ends = (address + nbytes)[pooled]
-    if budget_bytes is not None:
-        return address, max(budget_bytes, int(ends.max(initial=0)))
-    low = pooled & (address < _UNLIMITED_BYTES)
-    high = pooled & ~low
-    top = int((address + nbytes)[low].max(initial=0))
-    if not high.any():
-        return address, top
-    gap = int(address[high].min()) - top
-    folded = np.where(high, address - gap, address)
-    return folded, int(ends.max()) - gap
+def folded(rows: Residences, budget_bytes: int | None) -> tuple[Ints, int]:
+    """Addresses and the size of the pool.
+
+    Without a budget the pool is as large as can be and filled from both ends: if more than half of
+    it is one gap that nothing ever lies in, that is left out.
+    """
+    pooled = np.flatnonzero(rows.address >= 0)
+    pooled = pooled[np.argsort(rows.address[pooled], kind="stable")]
+    begins = rows.address[pooled]
+    ends = np.maximum.accumulate(begins + rows.nbytes[pooled])
+    last = int(ends[-1]) if len(ends) else 0
+    if budget_bytes is not None or len(pooled) < 2:
+        return rows.address, max(budget_bytes or 0, last)
+    gaps = begins[1:] - ends[:-1]
+    widest = int(gaps.argmax())
+    gap = int(gaps[widest])
+    if 2 * gap < last:
+        return rows.address, last
+    above = rows.address >= begins[widest + 1]
+    return np.where(above, rows.address - gap, rows.address), last - gap

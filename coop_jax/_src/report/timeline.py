@@ -94,12 +94,10 @@ class Timeline(TimelineData):
     def save(self, path: Any, *, beside: Timeline | None = None) -> None:
         """Writes a file; the ending of its name says which.
 
-        | ending | file |
-        |---|---|
-        | `.html` | a page to look at it, complete in itself |
-        | `.pickle` | a snapshot for PyTorch's memory_viz (https://pytorch.org/memory_viz) |
-        | `.json` | a trace for Perfetto (https://ui.perfetto.dev) and chrome://tracing |
-        | `.png`, `.svg` | a figure; needs matplotlib (`coop-jax[plots]`) |
+        - ``.html``: a page to look at it, complete in itself
+        - ``.pickle``: a snapshot for PyTorch's memory_viz
+        - ``.json``: a trace for Perfetto and chrome://tracing
+        - ``.png``, ``.svg``: a figure; needs matplotlib (``coop-jax[plots]``)
 
         Args:
           path: of the file.

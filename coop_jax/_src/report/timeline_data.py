@@ -42,6 +42,7 @@ class Kind(enum.IntEnum):
     SCRATCH = 6  # read by nothing: results that are not asked for, workspace
     RESERVED = 7  # kept free of blocks: it stands for memory outside the pool
     OTHER = 8
+    UPDATE = 9  # made after the backward pass began, of no pass: the optimizer's
 
 
 class Ending(enum.IntEnum):
@@ -238,7 +239,7 @@ class TimelineData:
           IndexError: there is no such moment.
         """
         if not 0 <= moment < self.moments:
-            raise IndexError(f"moment must be from 0 to {self.moments - 1}, got {moment}")
+            raise IndexError(f"there is no moment {moment}: the timeline has {self.moments}")
         rows = self.residences
         there = (rows.begin <= moment) & (rows.end > moment) & (rows.kind != Kind.RESERVED)
         alive = np.flatnonzero(there)

@@ -7,6 +7,7 @@ const KINDS = {
   constant: {name: 'constants', light: '#a08c5b', dark: '#b39f6c'},
   forward: {name: 'forward pass', light: '#3f78bd', dark: '#4f8fd9'},
   backward: {name: 'backward pass', light: '#eca72c', dark: '#e8a735'},
+  update: {name: 'optimizer update', light: '#e0d03c', dark: '#e6da5c'},
   result: {name: 'results', light: '#c96fa1', dark: '#d481b1'},
   scratch: {name: 'scratch', light: '#8d8f99', dark: '#8d92a0'},
   reserved: {name: 'reserved, outside the pool', light: '#dcdee4', dark: '#2b2f3a'},

@@ -27,20 +27,21 @@ class Model {
     this.storage = columns.storage;
     this.recomputation = columns.recomputation;
     this.outside = header.kinds.length;
-    this.readPlaces(header.unit);
+    this.readPlaces(header.addressUnit, header.bytesUnit);
     this.readTimes();
     this.hasSeconds = columns.seconds !== undefined && columns.seconds[this.moments] > 0;
     this.setAxis('operations');
   }
 
-  readPlaces(unit) {
+  readPlaces(addressUnit, bytesUnit) {
     const {address, nbytes} = this.columns;
+    const outside = address instanceof Uint32Array ? OUTSIDE : -1;
     this.address = new Float64Array(this.count);
     this.nbytes = new Float64Array(this.count);
     let storages = 0;
     for (let i = 0; i < this.count; i += 1) {
-      this.address[i] = address[i] === OUTSIDE ? -1 : address[i] * unit;
-      this.nbytes[i] = nbytes[i] * unit;
+      this.address[i] = address[i] === outside ? -1 : address[i] * addressUnit;
+      this.nbytes[i] = nbytes[i] * bytesUnit;
       storages = Math.max(storages, this.storage[i] + 1);
     }
     // How often each storage is computed again in all.

@@ -142,7 +142,7 @@ class Panel {
     for (const tick of ticksOf(range.left * whole, range.right * whole, count, 10)) {
       const x = GUTTER + this.xOf(tick / whole);
       const text = axis === 'seconds' ? formatSeconds(tick) : formatCount(tick);
-      context.fillText(text, Math.min(this.width + GUTTER - 16, x), this.height + 13);
+      context.fillText(text, Math.min(this.width + GUTTER - 22, x), this.height + 13);
       context.fillRect(Math.round(x), this.height, 1, 4);
     }
     context.textAlign = 'left';
@@ -176,8 +176,8 @@ class Panel {
     const {model} = this;
     const shape = model.word(model.label[i], 'Shape');
     let text = `${model.word(model.label[i], 'Operation')} ${shape}`.trim();
-    const fits = Math.floor((end - x - 10) / 6.2);
-    text = text.length > fits ? `${text.slice(0, Math.max(1, fits - 1))}…` : text;
+    const fits = (end - x - 10) / context.measureText(text).width;
+    text = fits < 1 ? `${text.slice(0, Math.max(1, Math.floor(text.length * fits) - 2))}…` : text;
     context.fillStyle = inkOn(this.palette.colorOf(i));
     context.fillText(text, x + 6, y + 0.5);
   }

@@ -2,9 +2,10 @@
 //
 // Each pixel shows the residence at its centre, if any: residences never overlap, so each pixel is
 // written at most once or twice, and what covers no centre costs a comparison. A million of them
-// take about 20 ms on one core, and nothing is aggregated beforehand. WebGL2 with an instance for
-// each was slower by far where there is no GPU, and no picture differs between machines this way
-// (python -m tests.benchmarks.timeline_page measures both).
+// take some 20 ms on one core, and nothing has to be aggregated beforehand. WebGL2 with an instance
+// for each takes 20 s a frame where there is no GPU (python -m tests.benchmarks.timeline_page
+// measures both in headless Chromium), so it would need the same selection first; this way pictures
+// are equal on all machines.
 
 const HATCH_PERIOD = 7;
 const HATCH_WIDTH = 2;
