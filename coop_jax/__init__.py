@@ -14,6 +14,8 @@ from coop_jax._src.jit.fitting import Attempt as Attempt
 from coop_jax._src.jit.report import PlannedLine as PlannedLine
 from coop_jax._src.jit.report import PlanReport as PlanReport
 from coop_jax._src.planning.policies import Policy as Policy
+from coop_jax._src.report.recording import Recording as Recording
+from coop_jax._src.report.recording import record_timeline as record_timeline
 from coop_jax._src.report.timeline import Timeline as Timeline
 from coop_jax._src.report.timeline import timeline as timeline
 from coop_jax._src.report.timeline_data import LiveLine as LiveLine

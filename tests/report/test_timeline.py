@@ -13,7 +13,7 @@ import coop_jax
 from coop_jax._src.report.timeline import BufferRow
 from coop_jax._src.report.timeline_data import Ending, Kind, Label
 from tests.benchmarks.large_timelines import large_timeline
-from tests.report.steps import LAYERS, simulated, timeline
+from tests.report.steps import LAYERS, SHAPES, simulated, step, timeline
 
 BUDGETS = [None, 0.8, 0.6, 0.05]
 
@@ -46,6 +46,22 @@ def test_it_agrees_with_the_simulation_to_the_byte(budget: float | None) -> None
     assert found.launches.seconds is not None
     expected = simulation.compute_seconds + simulation.recompute_seconds
     assert np.isclose(found.launches.seconds[-1], expected)
+
+
+@pytest.mark.parametrize("policy", ["lookahead", "coop", "dtr", "dte"])
+@pytest.mark.parametrize("fusion", [False, True])
+def test_it_counts_as_each_policy_does(policy: str, fusion: bool) -> None:
+    traced = coop_jax.trace_program(step, *SHAPES, donate_argnums=(0,), fusion=fusion)
+    for budget in (0.9, 0.7, 0.5, 0.4):
+        simulation = coop_jax.simulate(traced, budget=budget, policy=policy)
+        if not simulation.feasible:
+            continue
+        found = coop_jax.timeline(simulation)
+        assert_is_sound(found)
+        assert found.evictions == simulation.evictions
+        assert found.recomputations == simulation.rematerialisations
+        # Statistics count results as they are placed, before room for the next one is made.
+        assert found.peak_bytes <= simulation.peak_bytes
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

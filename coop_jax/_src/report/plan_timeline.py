@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coop_jax import _core
+from coop_jax._src.ir.program import Program
 from coop_jax._src.planning.pool_state import OUTSIDE
 from coop_jax._src.report.timeline_data import (
     Ending,
@@ -69,20 +70,20 @@ class _Reader:
         self._launches: list[tuple[int, bool]] = []
         self._costs: list[float] = []
         self._results = {self._program.values[v].storage for v in self._program.outputs}
-        self._released: set[int] = set()
         self._passes = Passes()
         self._moment = 0
 
     def read(self, title: str, budget_bytes: int | None) -> TimelineData:
         plan, others = self._plan, self._basis.residency.others
         self._open_inputs()
-        for action in plan.actions:
+        actions = plan.actions
+        evictions = _evictions(actions, self._program, plan.stats.evictions)
+        for number, action in enumerate(actions):
             if isinstance(action, _core.Run):
                 self._run(action)
             else:
-                # What nothing reads any more is let go of, too, where only a recomputation would.
-                evicted = isinstance(action, _core.Evict) and action.storage not in self._released
-                self._close(action.storage, Ending.EVICTED if evicted else Ending.DROPPED)
+                ending = Ending.EVICTED if number in evictions else Ending.DROPPED
+                self._close(action.storage, ending)
         last = self._moment
         for storage in list(self._open):
             self._close(storage, Ending.KEPT)
@@ -137,8 +138,6 @@ class _Reader:
         for placed, nbytes in zip(placements[len(op.results) :], own, strict=True):
             self._add(-1, Label("workspace", op.source), placed.offset, nbytes, Kind.SCRATCH)
         self._moment += 1
-        if not action.recompute:
-            self._released.update(self._program.releases[action.operation])
 
     def _begin(self, storage: int, value: int, offset: int, kind: Kind, said: Label) -> None:
         if storage in self._open:  # given twice
@@ -173,6 +172,30 @@ class _Reader:
         row = self._open.pop(storage, None)
         if row is not None:  # a block of workspace has one moment, and is closed already
             row[1], row[6] = self._moment, ending
+
+
+def _evictions(actions: Sequence[_core.Action], program: Program, counted: int) -> set[int]:
+    """Which actions let go of memory to make room.
+
+    An `Evict` may also be of a storage that its last reader has read, and that a recomputation may
+    need. In the engine's own plans these follow the reader. In plans that are made of checkpoints,
+    whose releases are others, evictions are what comes back. How many there are, the plan says.
+    """
+    by_reader, coming_back = set(), set()
+    released: Sequence[int] = ()
+    for number, action in enumerate(actions):
+        if isinstance(action, _core.Run):
+            released = () if action.recompute else program.releases[action.operation]
+        elif isinstance(action, _core.Evict) and action.storage not in released:
+            by_reader.add(number)
+    placed: set[int] = set()
+    for number in range(len(actions) - 1, -1, -1):
+        action = actions[number]
+        if isinstance(action, _core.Run):
+            placed.update(placement.storage for placement in action.placements)
+        elif action.storage in placed:
+            coming_back.add(number)
+    return coming_back if len(coming_back) == counted else by_reader
 
 
 def folded(rows: Residences, budget_bytes: int | None) -> tuple[Ints, int]:
