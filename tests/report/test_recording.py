@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 import coop_jax
 from coop_jax._src.execution.verification import eviction_is_forced
 from coop_jax._src.report.timeline_data import Ending, Kind
+from tests.report import browser
 from tests.report.steps import LAYERS, WIDTH, step
 from tests.report.test_timeline import assert_is_sound
 
@@ -170,3 +172,14 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_forced_eviction_shows() -> None:
     found = recorded(made("remat_eager", "2MiB"), 1).timeline()
     assert (found.evictions > 20) == eviction_is_forced()
+
+
+def test_what_is_reserved_counts_once_on_the_page(tmp_path: pathlib.Path) -> None:
+    if browser.why_missing():
+        pytest.skip(browser.why_missing())
+    found = recorded(made("remat_eager", "1280KiB"), 2).timeline()
+    found.save(tmp_path / "step.html")
+    with browser.browser() as started:
+        shown = browser.opened(started, tmp_path / "step.html")
+        assert shown.evaluate("memoryTimeline.panels[0].model.peakBytes") == found.peak_bytes
+        assert shown.complaints == []

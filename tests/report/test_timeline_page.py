@@ -97,7 +97,7 @@ def test_a_page_opens_without_complaints_or_requests(
     said = shown.evaluate(
         "(() => { const m = memoryTimeline.panels[0].model;"
         " return [m.moments, m.count, m.evictions, m.recomputations, m.peakMoment,"
-        " m.live[m.peakMoment] + m.reservedBytes]; })()"
+        " m.peakBytes]; })()"
     )
     found = timeline()
     assert said == [

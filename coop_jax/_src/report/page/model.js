@@ -61,7 +61,7 @@ class Model {
     this.end = new Int32Array(this.count);
     this.blockEnd = new Int32Array(Math.ceil(this.count / BLOCK));
     this.live = new Float64Array(this.moments + 1);
-    this.reservedBytes = 0;
+    this.reserved = new Float64Array(this.moments + 1);
     this.evictionsAt = new Uint16Array(this.moments + 1);
     this.evictions = 0;
     let moment = 0;
@@ -73,11 +73,10 @@ class Model {
       if (end > this.blockEnd[(i / BLOCK) | 0]) {
         this.blockEnd[(i / BLOCK) | 0] = end;
       }
-      if (this.kind[i] === reserved) {
-        this.reservedBytes += this.nbytes[i];
-      } else if (this.address[i] >= 0) {
-        this.live[moment] += this.nbytes[i];
-        this.live[end] -= this.nbytes[i];
+      if (this.address[i] >= 0) {
+        const bytes = this.kind[i] === reserved ? this.reserved : this.live;
+        bytes[moment] += this.nbytes[i];
+        bytes[end] -= this.nbytes[i];
       }
       if (this.ending[i] === ENDINGS.evicted) {
         this.evictions += 1;
@@ -85,8 +84,11 @@ class Model {
       }
     }
     this.peakMoment = 0;
+    this.peakBytes = this.live[0] + this.reserved[0];
     for (let m = 1; m < this.moments; m += 1) {
       this.live[m] += this.live[m - 1];
+      this.reserved[m] += this.reserved[m - 1];
+      this.peakBytes = Math.max(this.peakBytes, this.live[m] + this.reserved[m]);
       if (this.live[m] > this.live[this.peakMoment]) {
         this.peakMoment = m;
       }

@@ -40,9 +40,8 @@ class Panel {
 
   summary() {
     const {model} = this;
-    const peak = model.live[model.peakMoment] + model.reservedBytes;
     const cap = model.budgetBytes ? ` of ${formatBytes(model.budgetBytes)}` : '';
-    const parts = [`peak ${formatBytes(peak)}${cap}`, `${formatCount(model.moments)} operations`];
+    const parts = [`peak ${formatBytes(model.peakBytes)}${cap}`, `${formatCount(model.moments)} operations`];
     if (model.evictions || model.recomputations) {
       parts.push(`${formatCount(model.evictions)} evictions`);
       parts.push(`${formatCount(model.recomputations)} recomputed`);

@@ -55,16 +55,23 @@ class Strips {
   live(context, width, height, colors, mostBytes) {
     const {model, first} = this;
     const scale = height / mostBytes;
-    const reserved = model.reservedBytes * scale;
+    const fullest = new Int32Array(width); // the moment of each column
     context.fillStyle = colors.reserved;
-    context.fillRect(0, height - reserved, width, reserved);
+    for (let x = 0; x < width; x += 1) {
+      let most = first[x];
+      for (let m = first[x]; m < first[x + 1]; m += 1) {
+        if (model.live[m] + model.reserved[m] > model.live[most] + model.reserved[most]) {
+          most = m;
+        }
+      }
+      fullest[x] = most;
+      const reserved = model.reserved[most] * scale;
+      context.fillRect(x, height - reserved, 1, reserved);
+    }
     context.fillStyle = colors.accent;
     for (let x = 0; x < width; x += 1) {
-      let most = 0;
-      for (let m = first[x]; m <= Math.max(first[x], first[x + 1] - 1); m += 1) {
-        most = Math.max(most, model.live[m]);
-      }
-      context.fillRect(x, height - reserved - most * scale, 1, most * scale);
+      const live = model.live[fullest[x]] * scale;
+      context.fillRect(x, height - model.reserved[fullest[x]] * scale - live, 1, live);
     }
     const budget = model.budgetBytes || model.poolBytes;
     const y = Math.round(height - budget * scale) + 0.5;
