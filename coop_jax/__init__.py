@@ -17,6 +17,11 @@ from coop_jax._src.planning.policies import Policy as Policy
 from coop_jax._src.report.api import memory as memory
 from coop_jax._src.report.memory_report import MemoryReport as MemoryReport
 from coop_jax._src.report.oom import explain_oom as explain_oom
+from coop_jax._src.report.recording import Recording as Recording
+from coop_jax._src.report.recording import record_timeline as record_timeline
+from coop_jax._src.report.timeline import Timeline as Timeline
+from coop_jax._src.report.timeline import timeline as timeline
+from coop_jax._src.report.timeline_data import LiveLine as LiveLine
 from coop_jax._src.run.api import run as run
 from coop_jax._src.run.budget_queries import min_budget as min_budget
 from coop_jax._src.run.budget_queries import sweep as sweep

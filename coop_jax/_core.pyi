@@ -548,6 +548,12 @@ class Replay:
             Whatever an operation raises, or ``interrupts.check()``.
         """
 
+    def time_launches(self) -> None:
+        """Note when launches begin from the next ``run`` on, until that is taken."""
+
+    def take_launch_seconds(self) -> list[float]:
+        """Return it for each instruction, as ``time.perf_counter``; NaN where Python launched."""
+
     compute_seconds: float
     recompute_seconds: float
     obeyed: bool
@@ -801,6 +807,20 @@ class SlotCells:
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
 
+class SessionLog:
+    """What a session does, for whoever records it. See cc/python/session/session_log.h."""
+
+    def __init__(self, note_source: Callable[[], object]) -> None:
+        """``note_source``: called at each first launch."""
+
+    @property
+    def rows(self) -> bytes:
+        """Rows of 32 bytes each, as they lie in memory."""
+
+    @property
+    def prepared(self) -> list[Prepared]:
+        """What is launched, by number."""
+
 class SessionCallbacks(Protocol):
     """What a core calls of its session, of ``coop_jax._src.eager.session``."""
 
@@ -880,6 +900,9 @@ class SessionCore(Engine):
     def make_permanent(self, storage: int) -> None: ...
     def record(self, history: History, follow: bool) -> None:
         """Note in it what is done; tell the engine what it recorded before."""
+
+    def log(self, log: SessionLog) -> None:
+        """Note in it what is done, until ``clear``; before the first source."""
 
     def new_value(self, storage: int, aval: Any, key: int) -> Value: ...
     def alias(self, storage: int, aval: Any, key: int) -> Value:

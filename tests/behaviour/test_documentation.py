@@ -102,7 +102,10 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_BLOCKS, ids=named)
-def test_the_python_of_a_page_runs(page: pathlib.Path) -> None:
+def test_the_python_of_a_page_runs(
+    page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     names: dict[str, Any] = {"jax": jax, "coop_jax": coop_jax}
     for lines_before, block in blocks_of(page):
         names.update(assumed())

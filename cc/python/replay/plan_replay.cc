@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -155,6 +156,14 @@ size_t Replay::Run(nb::list values, size_t begin, Interrupts& interrupts, nb::ha
   return number;
 }
 
+void Replay::TimeLaunches() {
+  begun_.assign(instructions_.size(), std::numeric_limits<double>::quiet_NaN());
+}
+
+std::vector<double> Replay::TakeLaunchSeconds() {
+  return std::exchange(begun_, std::vector<double>());
+}
+
 void Replay::Finish() {
   if (awaited_.is_valid()) wait_(std::exchange(awaited_, nb::object()));
 }
@@ -182,6 +191,9 @@ std::vector<nb::object> Replay::ArgumentsOf(const Launch& launch, PyObject* valu
 void Replay::RunLaunch(const Launch& launch, PyObject* values, size_t number,
                        Interrupts* interrupts, nb::handle misplaced) {
   const auto begin = std::chrono::steady_clock::now();
+  if (!begun_.empty()) {
+    begun_[number] = std::chrono::duration<double>(begin.time_since_epoch()).count();
+  }
   PoolMemory& memory = MemoryOf(pool_);
   for (const auto& [offset, bytes] : launch.emptied) memory.Discard(offset, bytes);
   std::vector<nb::object> arguments = ArgumentsOf(launch, values, memory);
@@ -263,6 +275,8 @@ void BindReplay(nb::module_& module) {
       .def("make_ready", &Replay::MakeReady, nb::arg("instruction"))
       .def("run", &Replay::Run, nb::arg("values"), nb::arg("begin"), nb::arg("interrupts"),
            nb::arg("misplaced"))
+      .def("time_launches", &Replay::TimeLaunches)
+      .def("take_launch_seconds", &Replay::TakeLaunchSeconds)
       .def_rw("compute_seconds", &Replay::compute_seconds)
       .def_rw("recompute_seconds", &Replay::recompute_seconds)
       .def_rw("obeyed", &Replay::obeyed);

@@ -78,6 +78,11 @@ class Replay {
   // sum means something.
   double compute_seconds = 0;
   double recompute_seconds = 0;
+  // From the next Run on, notes when launches begin, until that is taken.
+  void TimeLaunches();
+  // Seconds of the steady clock, for each instruction; NaN for what was not launched here.
+  [[nodiscard]] std::vector<double> TakeLaunchSeconds();
+
   // Whether all that overwrote donated arrays since Run began at 0 lies where it was told to. The
   // executor clears it where it carries out such a launch itself.
   bool obeyed = false;
@@ -118,6 +123,7 @@ class Replay {
   std::vector<Instruction> instructions_;
   std::vector<Launch> launches_;
   std::vector<std::vector<std::pair<int32_t, int32_t>>> forgets_;
+  std::vector<double> begun_;  // seconds, by instruction; empty: nobody asks
   int32_t value_count_ = 0;
 };
 

@@ -34,6 +34,11 @@ void SessionCore::Put(StorageId storage, nb::object array, int32_t key, int64_t 
   held.place = -1;
 }
 
+void SessionCore::PutSource(StorageId storage, nb::object array, int32_t key, int64_t offset) {
+  Put(storage, std::move(array), key, offset);
+  if (log_ != nullptr) log_->Add(SessionEvent::kRead, storage, offset, key);
+}
+
 bool SessionCore::Holds(StorageId storage) const {
   return static_cast<size_t>(storage) < held_.size() &&
          held_[static_cast<size_t>(storage)].array.is_valid();
@@ -99,7 +104,8 @@ bool SessionCore::IsOutside(StorageId storage) const {
          held_[static_cast<size_t>(storage)].outside_bytes >= 0;
 }
 
-void SessionCore::Drop(StorageId storage) {
+void SessionCore::Drop(StorageId storage, SessionEvent why) {
+  if (log_ != nullptr) log_->Add(why, storage);
   if (static_cast<size_t>(storage) >= held_.size()) return;
   if (held_[static_cast<size_t>(storage)].viewed) DropViews(storage);
   Held& held = held_[static_cast<size_t>(storage)];
@@ -128,6 +134,7 @@ void SessionCore::Move(nb::handle session, StorageId storage, int64_t offset) {
   Keep(&held.array, held.key, held.place);
   held.viewed = false;
   Put(storage, std::move(moved), key, offset);
+  if (log_ != nullptr) log_->Add(SessionEvent::kMoved, storage, offset);
 }
 
 void SessionCore::Overwrite(StorageId storage, int64_t offset) {
@@ -136,18 +143,20 @@ void SessionCore::Overwrite(StorageId storage, int64_t offset) {
     MemoryOf(pool_).Reclaim(offset);
   }
   HeldOf(storage).place = -1;  // the operation consumed its array
-  Drop(storage);
+  Drop(storage, SessionEvent::kOverwritten);
 }
 
 StorageId SessionCore::AddForeign(int64_t offset, int64_t bytes, bool donated) {
   const StorageId storage = engine().AddForeign(offset, bytes, donated);
   if (history_ != nullptr) history_->NewSource(storage, donated);
+  if (log_ != nullptr) log_->Add(SessionEvent::kSource, storage, offset, bytes, donated ? 1 : 0);
   return storage;
 }
 
 StorageId SessionCore::AddOutside(int64_t bytes) {
   const StorageId storage = engine().AddOutside(bytes);
   if (history_ != nullptr) history_->NewSource(storage, false);
+  if (log_ != nullptr) log_->Add(SessionEvent::kSource, storage, -1, bytes);
   return storage;
 }
 
@@ -164,6 +173,7 @@ void SessionCore::Record(History* history, bool follow) {
 
 void SessionCore::Clear() {
   history_ = nullptr;
+  log_ = nullptr;
   while (!views_.empty()) DropViews(views_.begin()->first);
   for (Held& held : held_) Keep(&held.array, held.key, held.place);
   held_.clear();

@@ -127,6 +127,11 @@ void BindSession(nb::module_& module) {
       "check_launches", [](bool checked) { launches_are_checked = checked; }, nb::arg("checked"),
       "Has launches of this thread's sessions go through Python, or not.");
 
+  nb::class_<SessionLog>(module, "SessionLog", "What a session does, for whoever records it.")
+      .def(nb::init<nb::object>(), nb::arg("note_source"))
+      .def_prop_ro("rows", &SessionLog::rows)
+      .def_prop_ro("prepared", &SessionLog::prepared);
+
   static std::array<PyMethodDef, 2> methods{{
       {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Apply)), METH_FASTCALL,
        nullptr},
@@ -157,7 +162,8 @@ void BindSession(nb::module_& module) {
       .def("new_value", &SessionCore::NewValue, nb::arg("storage"), nb::arg("aval").none(),
            nb::arg("key"))
       .def("alias", &SessionCore::Alias, nb::arg("storage"), nb::arg("aval"), nb::arg("key"))
-      .def("put", &SessionCore::Put, nb::arg("storage"), nb::arg("array"), nb::arg("key"),
+      .def("log", &SessionCore::Log, nb::arg("log"), nb::keep_alive<1, 2>())
+      .def("put", &SessionCore::PutSource, nb::arg("storage"), nb::arg("array"), nb::arg("key"),
            nb::arg("offset") = -1)
       .def("holds", &SessionCore::Holds, nb::arg("storage"))
       .def("array_of", &SessionCore::ArrayOf, nb::arg("session"), nb::arg("storage"),

@@ -250,12 +250,14 @@ void SessionCore::CarryOut(nb::handle session) {
     for (; done < actions_.size(); ++done) {
       const Action& action = actions_[done];
       if (action.kind == ActionKind::kRun) {
-        Launch(session, *recipes_[static_cast<size_t>(action.id)],
-               placements_.data() + action.first_placement, action.recompute);
+        Recipe& recipe = *recipes_[static_cast<size_t>(action.id)];
+        if (log_ != nullptr) log_->Launch(recipe.owner, action.recompute);
+        Launch(session, recipe, placements_.data() + action.first_placement, action.recompute);
       } else if (action.kind == ActionKind::kMove) {
         Move(session, action.id, placements_[static_cast<size_t>(action.first_placement)].offset);
       } else {
-        Drop(action.id);
+        const bool evicts = action.kind == ActionKind::kEvict;
+        Drop(action.id, evicts ? SessionEvent::kEvicted : SessionEvent::kDropped);
       }
     }
   } catch (...) {
@@ -293,7 +295,16 @@ bool SessionCore::ReserveRoom(nb::handle session, int64_t bytes) {
   CarryOut(session);
   Drain();
   reserved_bytes = bytes;
+  LogReserved();
   return true;
+}
+
+void SessionCore::LogReserved() {
+  if (log_ == nullptr) return;
+  log_->Add(SessionEvent::kUnreserved, kNone);
+  for (const Range& block : engine().ReservedBlocks()) {
+    log_->Add(SessionEvent::kReserved, kNone, block.offset, block.bytes);
+  }
 }
 
 bool SessionCore::GiveUp() {
@@ -310,6 +321,7 @@ bool SessionCore::GiveBackRoom() {
   engine().Unreserve();
   if (!engine().Reserve(needed)) throw std::logic_error("invariant: there was more room before");
   reserved_bytes = needed;
+  LogReserved();
   return true;
 }
 

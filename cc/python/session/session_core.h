@@ -32,6 +32,7 @@
 #include "cc/python/memory/pool_memory.h"
 #include "cc/python/memory/slot_cells.h"
 #include "cc/python/session/operation_key.h"
+#include "cc/python/session/session_log.h"
 #include "cc/python/session/value.h"
 #include "cc/python/support/small_vector.h"
 
@@ -124,7 +125,7 @@ class SessionCore : public PyEngine {
   [[nodiscard]] bool IsOutside(StorageId storage) const;
   // The array is the caller's and is deleted when it is dropped.
   void Donate(StorageId storage) { donated_.insert(storage); }
-  void Drop(StorageId storage);
+  void Drop(StorageId storage, SessionEvent why = SessionEvent::kDropped);
   void Clear();
   // Sources of the session's engine.
   StorageId AddForeign(int64_t offset, int64_t bytes, bool donated);
@@ -134,6 +135,11 @@ class SessionCore : public PyEngine {
   // What the session does is recorded, and what is recorded may be followed; before the first
   // source. The owner of the history keeps it alive.
   void Record(History* history, bool follow);
+  // What the session does is noted in it from now on; before the first source. Its owner keeps it
+  // alive until Clear.
+  void Log(SessionLog* log) { log_ = log; }
+  // As Put, for a source that the call reads.
+  void PutSource(StorageId storage, nanobind::object array, int32_t key, int64_t offset);
 
   int64_t outside_bytes = 0;
   int64_t peak_outside_bytes = 0;
@@ -211,6 +217,9 @@ class SessionCore : public PyEngine {
   [[nodiscard]] bool Ask(const auto& request) {
     return request() || (GiveUp() && request()) || (GiveBackRoom() && request());
   }
+  void LogReserved();
+  // The launch that goes on makes a storage: its result of that number.
+  void LogBegin(StorageId storage, const Prepared& prepared, size_t result, int64_t offset);
   // Room is reserved in steps: gives back what is not needed now; false where that is nothing.
   bool GiveBackRoom();
   void Release(StorageId storage);
@@ -262,6 +271,7 @@ class SessionCore : public PyEngine {
   bool direct_;  // whether operations may go the short way
   bool roomy_;   // whether places are as good as each other
   History* history_ = nullptr;
+  SessionLog* log_ = nullptr;  // null: nobody records
   std::shared_ptr<DeadList> dead_;
   std::vector<Held> held_;
   std::vector<int32_t> made_keys_;  // by storage: of the result as its operation makes it

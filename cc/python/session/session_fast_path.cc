@@ -44,6 +44,7 @@ nb::object SessionCore::RunDirectly(nb::handle session, nb::handle owner, nb::ha
   nb::list results;
   nb::object made;
   try {
+    if (log_ != nullptr) log_->Launch(owner, /*recompute=*/false);
     AppendResults(prepared, &results);
     made = LaunchDirectly(prepared, run.offset);
   } catch (...) {
@@ -53,6 +54,7 @@ nb::object SessionCore::RunDirectly(nb::handle session, nb::handle owner, nb::ha
     throw;
   }
   Put(run.output, std::move(made), prepared.out_keys[0], run.offset);
+  if (log_ != nullptr) log_->Add(SessionEvent::kBegin, run.output, run.offset, spec.bytes);
   if (spec.outside) {
     NoteOutside(run.output, spec.bytes);
   } else {

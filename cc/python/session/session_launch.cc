@@ -122,7 +122,14 @@ void SessionCore::Launch(nb::handle session, Recipe& recipe, const Placement* pl
     const int64_t offset = fast ? place : -1;
     Put(storage, nb::borrow(arrays[i]), key, offset);
     HeldOf(storage).place = offset;
+    if (log_ != nullptr) LogBegin(storage, prepared, fast ? form.call->order[i] : i, place);
   }
+}
+
+void SessionCore::LogBegin(StorageId storage, const Prepared& prepared, size_t result,
+                           int64_t offset) {
+  const int64_t bytes = (prepared.outputs.begin() + result)->bytes;
+  log_->Add(SessionEvent::kBegin, storage, offset, bytes, static_cast<int>(result));
 }
 
 nb::object SessionCore::SlotAt(int64_t offset, int32_t key, nb::handle spec) {

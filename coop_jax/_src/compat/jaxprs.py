@@ -218,11 +218,12 @@ def source_of(info: Any) -> str:
     The innermost line that is not in an installed package: of a layer written with Flax that is the
     line of the user's model, not Flax's.
     """
-    return "" if info is None else _source_of(info.traceback)
+    return "" if info is None else source_of_traceback(info.traceback)
 
 
 @functools.lru_cache(maxsize=64)  # an equation is asked for more than once, and its neighbours
-def _source_of(traceback: Any) -> str:
+def source_of_traceback(traceback: Any) -> str:
+    """The same of JAX's traceback."""
     frames = list(_source_info_util.user_frames(traceback))
     own = [f for f in frames if "site-packages" not in f.file_name]
     for frame in own or frames:

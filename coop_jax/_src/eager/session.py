@@ -100,6 +100,8 @@ class Session:
         known_bytes = 0 if lesson is None else lesson.workspace_bytes
         core.workspace_bytes = max(runtime.workspace_bytes, known_bytes)
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
+        recording = runtime.recording
+        self._end_recording = None if recording is None else recording.begin_session(core)
         self._beside = Beside(runtime, core)
         self._callers_refs = CallersRefs()
         if lesson is not None:
@@ -325,6 +327,8 @@ class Session:
         if not self._closed:
             self._closed = True
             self._count()
+            if self._end_recording is not None:
+                self._end_recording()
         self._core.clear()
         self._externals.clear()
         self._callers_refs.clear()

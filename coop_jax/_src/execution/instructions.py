@@ -17,6 +17,8 @@ from coop_jax import _core
 from coop_jax._src.execution.executables import Executable
 from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.ir.program import Operation
+from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.planning.workspace import Provision
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class CompiledPlan:
         lent.
       lent: positions of the other results in the pool.
       plan: what it was made of.
+      residency: where the inputs lie.
+      provision: the workspace that operations have of their own.
       refill_seconds: expected for pages that go to XLA's workspace and come back.
       replay: the instructions in C++, once the executor has made it.
     """
@@ -112,5 +116,7 @@ class CompiledPlan:
     kept: tuple[tuple[int, int], ...]
     lent: tuple[int, ...]
     plan: _core.Plan
+    residency: Residency
+    provision: Provision
     refill_seconds: float
     replay: _core.Replay | None = None

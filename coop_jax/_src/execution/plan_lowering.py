@@ -73,6 +73,8 @@ def compile_plan(
         kept=kept,
         lent=tuple(n for n, (*_, spec) in enumerate(outputs) if spec is not None and n not in held),
         plan=plan,
+        residency=residency,
+        provision=provision,
         refill_seconds=refill_seconds(provision, [number for number, _ in translator.workspaces]),
     )
     return compiled, translator.workspaces

@@ -20,6 +20,7 @@ from coop_jax import _core
 from coop_jax._src.compat import contexts, devices, thread_state
 from coop_jax._src.execution import constants
 from coop_jax._src.execution import verification as verifying
+from coop_jax._src.execution.call_recording import CallRecording
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.execution.stats import CallCounts, Counters, Stats
 from coop_jax._src.ir import kernels
@@ -145,6 +146,7 @@ class Runtime:
             self._policy, 64 if self._device.platform == "cpu" else 256, self.cache.profile
         )
         self.counters = Counters(compilations_before=self.cache.compilations)
+        self.recording: CallRecording | None = None  # of what calls do, while somebody asks
         self._memory: PoolMemory | None = None
         self._unbounded_bytes: int | None = None  # stands in for a budget
         self._exclusive = _core.Exclusive()

@@ -233,9 +233,14 @@ def carry_out(
     counters, memory = runtime.counters, runtime.memory()
     measured = counters.compute_seconds
     constants, verifier = form.constants, runtime.verifier()
+    recording = runtime.recording
+    begin = 0.0 if recording is None else recording.begin_plan(plan)
     with number_checks.noting() as noted:
         done = execute(plan, given, constants, memory, counters, interrupts, verifier)
         noted.check(done[0])
+    if recording is not None:
+        assert form.program is not None
+        recording.end_plan(plan, form.program, begin)
     if form.unrolled is not None:
         # Its segments hold first runs and recomputations: what they took is shared out.
         again = form.unrolled.recompute_share * (counters.compute_seconds - measured)

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from coop_jax import _core
 from coop_jax._src.execution.stats import mean_fragmentation
+from coop_jax._src.ir.program import Program
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning import policies
+from coop_jax._src.planning.pool_state import Residency
+from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.util.options import format_bytes, format_seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanBasis:
+    """What a plan was made for: what its numbers of operations and storages mean.
+
+    Attributes:
+      name: of the program.
+      program: operations and storages.
+      residency: where the inputs lie.
+      provision: the workspace that operations have of their own.
+      alignment_bytes: what blocks of the pool are rounded up to.
+      cost_seconds: of each operation, expected or measured.
+    """
+
+    name: str
+    program: Program
+    residency: Residency
+    provision: Provision
+    alignment_bytes: int
+    cost_seconds: Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +66,7 @@ class Simulation:
       search_seconds: time spent choosing what to evict, measured here.
       mean_search_seconds, p99_search_seconds, max_search_seconds: of one search.
       plan: the plan itself.
+      basis: what it was made for; None where XLA places the buffers (`coop_jax.jit`).
     """
 
     feasible: bool
@@ -66,6 +92,7 @@ class Simulation:
     p99_search_seconds: float
     max_search_seconds: float
     plan: _core.Plan = dataclasses.field(repr=False, compare=False)
+    basis: PlanBasis | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """A line for people."""
@@ -110,6 +137,7 @@ def simulation_of(
     workspace_is_known: bool,
     compute_seconds: float,
     recompute_seconds: float,
+    basis: PlanBasis | None = None,
 ) -> Simulation:
     """What a plan does, with what it does not say itself."""
     stats = plan.stats
@@ -143,4 +171,5 @@ def simulation_of(
         p99_search_seconds=searches[math.ceil(0.99 * count) - 1] if count else 0.0,
         max_search_seconds=searches[-1] if count else 0.0,
         plan=plan,
+        basis=basis,
     )

@@ -38,7 +38,7 @@ from coop_jax._src.planning.planner import PlanSettings
 from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.simulate.cpu_calibration import Profile, profile_of
 from coop_jax._src.simulate.measured_costs import MeasuredCosts
-from coop_jax._src.simulate.simulation import Simulation, simulation_of
+from coop_jax._src.simulate.simulation import PlanBasis, Simulation, simulation_of
 from coop_jax._src.simulate.traced_program import TracedProgram, trace_program
 from coop_jax._src.util import budget as budgets
 from coop_jax._src.util import options
@@ -152,12 +152,16 @@ class Simulator:
 
     def plan(self, budget_bytes: int | None) -> _core.Plan:
         """The plan for a budget, feasible or not."""
+        return self._fitted(budget_bytes).plan
+
+    def _fitted(self, budget_bytes: int | None) -> fitting.Fitted:
+        """The plan for a budget, feasible or not, and how it provides for workspace."""
         planner, plain = self._planner(budget_bytes), fitting.without_search(self.settings)
         for settings in dict.fromkeys((self.settings, plain)):  # as a call does
             made = fitting.fitted(planner, settings, self._needed, self._launches)
             if made.plan.feasible:
                 break
-        return made.plan
+        return made
 
     def _launches(self, plan: _core.Plan, provision: Provision) -> fitting.Launches:
         if not self._compiles:
@@ -174,9 +178,9 @@ class Simulator:
     def simulate(self, budget: budgets.Budget, *, find_smallest: bool = True) -> Simulation:
         """Simulates a budget; looks for one that would do if it does not."""
         budget_bytes = self.resolve(budget)
-        plan = self.plan(budget_bytes)
+        made = self._fitted(budget_bytes)
         smallest = None
-        if not plan.feasible and find_smallest:
+        if not made.plan.feasible and find_smallest:
             smallest = fitting.smallest_fitting(
                 self._planner,
                 planning.UNLIMITED_BYTES if budget_bytes is None else budget_bytes,
@@ -184,12 +188,12 @@ class Simulator:
                 self._needed,
                 self._launches,
             )
-        return self._report(plan, budget_bytes, smallest)
+        return self._report(made, budget_bytes, smallest)
 
     def _report(
-        self, plan: _core.Plan, budget_bytes: int | None, smallest: int | None
+        self, made: fitting.Fitted, budget_bytes: int | None, smallest: int | None
     ) -> Simulation:
-        stats = plan.stats
+        plan, stats = made.plan, made.plan.stats
         compute, recompute = stats.compute_seconds, stats.recompute_seconds
         if self.prices is not None:
             compute = recompute = 0.0
@@ -208,6 +212,14 @@ class Simulator:
             workspace_is_known=self.workspace_is_known,
             compute_seconds=compute,
             recompute_seconds=recompute,
+            basis=PlanBasis(
+                self.traced.name,
+                self.program,
+                self.residency,
+                made.provision,
+                self.settings.alignment_bytes,
+                self._cost_seconds if self.prices is None else self.prices,
+            ),
         )
 
 
