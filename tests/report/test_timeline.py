@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import coop_jax
-from coop_jax._src.report.timeline import BufferRow
+from coop_jax._src.report.program_timeline import BufferRow
 from coop_jax._src.report.timeline_data import Ending, Kind, Label
 from tests.benchmarks.large_timelines import large_timeline
 from tests.report.steps import LAYERS, SHAPES, simulated, step, timeline
@@ -189,3 +191,47 @@ def test_only_pages_show_two(tmp_path: object) -> None:
         timeline().save(f"{tmp_path}/step.json", beside=timeline())
     with pytest.raises(TypeError, match="path"):
         timeline().save(3)
+
+
+def trained(params: Any, x: Any) -> Any:
+    def loss(params: Any) -> Any:
+        h = x
+        for w in params:
+            h = jnp.tanh(h @ w)
+        return (h**2).mean()
+
+    return [p - 0.1 * g for p, g in zip(params, jax.grad(loss)(params), strict=True)]
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_a_program_that_xla_compiled(donated: tuple[int, ...]) -> None:
+    args = [jnp.ones((64, 64))] * 6, jnp.ones((512, 64))
+    report = coop_jax.memory(jax.jit(trained, donate_argnums=donated), *args)
+    found = coop_jax.timeline(report)
+    assert found.moments == report.moments
+    # Allocations one above the other; what lives in them at the fullest moment is no more.
+    assert report.peak_bytes - 1024 <= found.pool_bytes <= report.peak_bytes
+    unused = report.by_kind.get("unused", 0)
+    listed = sum(b.nbytes for b in report.buffers if b.kind != "unused")
+    assert listed == report.peak_bytes - unused
+    assert found.peak_bytes <= found.pool_bytes
+    assert found.peak_bytes >= 0.9 * (report.peak_bytes - unused)
+    kinds = {Kind(k) for k in found.residences.kind}
+    assert {Kind.FORWARD, Kind.BACKWARD, Kind.STATE if donated else Kind.RESULT} <= kinds
+    begin, end = found.residences.address, found.residences.address + found.residences.nbytes
+    assert begin.min() >= 0
+    assert end.max() <= found.pool_bytes
+    forward = [line.source for line in found.live_at(int(found.live_bytes.argmax()))]
+    assert any("(trained.<locals>.loss)" in source for source in forward)
+
+
+def test_a_report_of_a_planned_step_and_what_is_none() -> None:
+    x = jnp.ones((256, 256))
+    report = coop_jax.memory(coop_jax.run(lambda x: jnp.tanh(x) @ x), x)
+    found = coop_jax.timeline(report)
+    assert found.peak_bytes <= report.peak_bytes
+    silent = dataclasses.replace(report, moments=0, lifetimes=())
+    with pytest.raises(ValueError, match=r"step\.simulate"):
+        coop_jax.timeline(silent)
+    with pytest.raises(TypeError, match="MemoryReport"):
+        coop_jax.timeline(x)  # type: ignore[arg-type]

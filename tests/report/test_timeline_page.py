@@ -14,7 +14,7 @@ import pytest
 
 import coop_jax
 from coop_jax._src.report import timeline_page
-from coop_jax._src.report.timeline import BufferRow
+from coop_jax._src.report.program_timeline import BufferRow
 from coop_jax._src.report.timeline_data import Ending, Kind, Label
 from tests.benchmarks.large_timelines import large_timeline
 from tests.report import browser

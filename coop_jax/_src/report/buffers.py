@@ -55,6 +55,7 @@ class Buffer:
       operation: JAX's primitive.
       source: "file:line (function)", the user's line.
       module: names of modules and scopes joined by "/".
+      phase: "forward", "backward" or "other": which part of a differentiation makes it.
       path: of an argument or a result, as a user writes it: "state.params['kernel']".
     """
 
@@ -71,3 +72,4 @@ class Buffer:
     source: str = ""
     module: str = ""
     path: str = ""
+    phase: str = "other"

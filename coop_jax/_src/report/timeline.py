@@ -10,41 +10,12 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from coop_jax._src.report import figure, memory_viz, perfetto, plan_timeline, timeline_page
-from coop_jax._src.report.timeline_data import (
-    Ending,
-    Kind,
-    Label,
-    Labels,
-    Launches,
-    Residences,
-    TimelineData,
-)
+from coop_jax._src.report.memory_report import MemoryReport
+from coop_jax._src.report.program_timeline import BufferRow, timeline_of, timeline_of_rows
+from coop_jax._src.report.timeline_data import TimelineData
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.util import options
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BufferRow:
-    """A buffer of a compiled program, as XLA's buffer assignment has it.
-
-    Attributes:
-      address: in bytes, from the begin of all allocations; -1 for outside them.
-      nbytes: of the buffer.
-      first: the number of the instruction that makes it; 0 for what is there before.
-      last: the number of the last instruction that needs it.
-      kind: what it is for.
-      label: what is said of it.
-    """
-
-    address: int
-    nbytes: int
-    first: int
-    last: int
-    kind: Kind
-    label: Label
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -76,20 +47,7 @@ class Timeline(TimelineData):
         Raises:
           ValueError: a buffer is needed at no moment, or lies beyond the allocations.
         """
-        labels, rows = Labels(), []
-        runs = np.full(moments, -1, np.int32)
-        for storage, b in enumerate(buffers):
-            if not 0 <= b.first <= b.last < moments:
-                raise ValueError(f"no such moments: {b.first} to {b.last} of {moments}")
-            if b.address + b.nbytes > pool_bytes:
-                raise ValueError(f"a buffer ends at {b.address + b.nbytes}, after {pool_bytes}")
-            number = labels.number(b.label)
-            ending = Ending.KEPT if b.last == moments - 1 else Ending.DROPPED
-            place = b.address, b.nbytes, b.nbytes
-            rows.append([b.first, b.last + 1, *place, b.kind, ending, number, storage, 0])
-            runs[b.first] = number
-        again = np.zeros(moments, bool)
-        return cls(title, pool_bytes, Residences.of_rows(rows), Launches(runs, again), labels.all())
+        return _public(timeline_of_rows(buffers, moments, pool_bytes, title))
 
     def save(self, path: Any, *, beside: Timeline | None = None) -> None:
         """Writes a file; the ending of its name says which.
@@ -133,16 +91,18 @@ _WRITERS: dict[str, _Writer] = {
 }
 
 
-def timeline(source: Simulation, *, title: str | None = None) -> Timeline:
-    """The timeline of a simulated step.
+def timeline(source: Simulation | MemoryReport, *, title: str | None = None) -> Timeline:
+    """The timeline of a simulated step, or of any compiled program.
 
     Args:
-      source: what `coop_jax.simulate` or `step.simulate` returned.
-      title: for people; what was simulated if not given.
+      source: what `coop_jax.simulate` or `step.simulate` returned; or what `coop_jax.memory`
+        returned of a program that XLA compiles: then a moment is an instruction of it.
+      title: for people; what was simulated or compiled if not given.
 
     Raises:
       TypeError: it is something else.
-      ValueError: it was planned for `coop_jax.jit`, where XLA places buffers.
+      ValueError: it says nothing of addresses: it was planned for `coop_jax.jit`, where XLA places
+        buffers (take `coop_jax.memory`), or the platform does not tell them.
 
     Example:
       >>> import coop_jax, jax, jax.numpy as jnp
@@ -151,14 +111,25 @@ def timeline(source: Simulation, *, title: str | None = None) -> Timeline:
       >>> timeline = coop_jax.timeline(simulation)
       >>> timeline.moments, timeline.peak_bytes == simulation.peak_bytes
       (1, True)
+      >>> of_xla = coop_jax.timeline(coop_jax.memory(lambda x: jnp.tanh(x).sum(), x))
+      >>> of_xla.pool_bytes >= x.size * 4
+      True
     """
+    if isinstance(source, MemoryReport):
+        return _public(timeline_of(source, title or source.name))
     if not isinstance(source, Simulation):
-        raise TypeError(f"source must be a coop_jax.Simulation, got {options.shown(source)}")
+        raise TypeError(
+            "source must be a coop_jax.Simulation or MemoryReport, got " + options.shown(source)
+        )
     basis = source.basis
     if basis is None:
         raise ValueError(
-            "this simulation was made for coop_jax.jit: XLA places its buffers when it compiles"
+            "this simulation was made for coop_jax.jit: XLA places its buffers when it compiles;"
+            " take coop_jax.timeline(coop_jax.memory(step, *args))"
         )
     title = title or f"{basis.name}, {source.policy.heuristic}"
-    data = plan_timeline.timeline_of(source.plan, basis, source.budget_bytes, title)
+    return _public(plan_timeline.timeline_of(source.plan, basis, source.budget_bytes, title))
+
+
+def _public(data: TimelineData) -> Timeline:
     return Timeline(*(getattr(data, f.name) for f in dataclasses.fields(data)))

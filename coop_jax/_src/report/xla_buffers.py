@@ -160,6 +160,7 @@ class _Reader:
             source=origin.source,
             module=origin.modules,
             path=path,
+            phase=origin.phase,
         )
 
     def _held(self, allocation: Allocation) -> Buffer:
