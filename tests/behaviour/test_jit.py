@@ -110,7 +110,7 @@ def test_what_the_report_says() -> None:
     lines = {line.source.rpartition(":")[0]: line for line in report.lines if line.recomputed_bytes}
     assert set(lines) == {__file__}
     text = str(report)
-    assert "operations run again" in text
+    assert "operations recomputed" in text
     assert "test_jit.py" in text
     assert report.predicted_bytes is not None
     assert 0 < report.predicted_bytes <= report.attempts[-1].planned_bytes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from coop_jax._src.ir.cost_model import DeviceProfile
+from coop_jax._src.jit.constants import TUNED
 from coop_jax._src.jit.library_function import LibraryFunction
 from coop_jax._src.jit.options import JitOptions
 from coop_jax._src.jit.planned_function import PlannedFunction
@@ -15,9 +16,7 @@ from coop_jax._src.util import library_jits
 from coop_jax._src.util import options as checks
 from coop_jax._src.util.calling_convention import Names, Numbers, convention_of
 
-# Planning takes half a second then instead of one or two, and the plans of seven networks at 70 to
-# 40% of the memory compute again what they do with 1,000,000, to 0.1% of the time.
-_POLICY = policies.Policy(policies.DEFAULT, search_effort=300_000)
+_POLICY = policies.Policy(policies.DEFAULT, search_effort=TUNED.search_effort)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,13 +36,13 @@ def jit(
     compiler_options: Mapping[str, Any] | None = None,
     **jit_options: Any,
 ) -> PlannedFunction[P, R]:
-    """`jax.jit` with a memory budget: what has to go is computed again, as a plan says.
+    """`jax.jit` under a memory budget: recomputes what does not fit, by a plan made ahead.
 
     The first call with arguments of some shapes, dtypes and shardings plans what to keep and what
-    to compute again, and compiles that as one XLA program; if XLA needs more than the budget for
-    it, it plans again for so much less. Where the budget suffices for what `jax.jit` makes of the
-    function, it is that program. Results equal those of `jax.jit` up to rounding, since XLA fuses
-    other operations; random numbers are the same.
+    to recompute, and compiles the plan as one XLA program. If XLA needs more than the budget for
+    it, it plans again for less. Where the budget suffices for the program of `jax.jit`, that
+    program runs. Results equal those of `jax.jit` up to rounding, since XLA fuses other operations;
+    random numbers are the same.
 
     Inside another transformation of JAX (`jax.jit`, `jax.grad`, `jax.vmap`) it is `jax.jit(fn)`:
     the budget is one of whole programs, so the outermost function is the one to give it to.
@@ -59,8 +58,8 @@ def jit(
       static_argnames: their names.
       policy: how to plan, as for `run`; None for "lookahead" with a shorter search.
       device_profile: what operations cost; None for that of the platform.
-      respect_checkpoints: whether what `jax.checkpoint` encloses is computed again as a whole, as
-        it says. If not, the plan decides.
+      respect_checkpoints: whether what `jax.checkpoint` encloses is recomputed as a whole, as it
+        says. If not, the plan decides.
       compiler_options: XLA's, as for `jax.jit`.
       **jit_options: other options of `jax.jit`: `in_shardings`, `out_shardings`, `keep_unused`, ...
 

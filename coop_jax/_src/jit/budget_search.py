@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from coop_jax._src.jit.compiled_plans import Planning, check_agreement
-from coop_jax._src.jit.fitting import CORRECTION, FIRST_SHARE, fit, least_needed
+from coop_jax._src.jit.constants import TUNED
+from coop_jax._src.jit.fitting import fit, least_needed
 from coop_jax._src.jit.options import JitOptions
 from coop_jax._src.jit.plain_program import PlainProgram
 from coop_jax._src.jit.program_family import Planned
@@ -25,12 +26,6 @@ from coop_jax._src.jit.signatures import signature_key
 from coop_jax._src.planning import planner as planning
 from coop_jax._src.planning.policies import Policy
 from coop_jax._src.util import progress
-
-# How close a capacity is found to the least within an overhead, as a share of the largest: about
-# seven plans. A budget is then tried, and raised a few times by at least so much, until a call with
-# it is within the overhead.
-_RESOLUTION = 0.01
-_MOST_TRIED = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,10 +84,10 @@ def _least_within(
     to be tried.
     """
     capacity = _least_capacity_within(planner, max_overhead)
-    budget = math.ceil(capacity / FIRST_SHARE)
+    budget = math.ceil(capacity / TUNED.first_fraction)
     if capacity == planner.least_capacity():
         budget = least_needed(planner, compiling.compiled)
-    for _ in range(_MOST_TRIED):
+    for _ in range(TUNED.max_tried_budgets):
         if budget >= plain_bytes:
             break
         fitted = fit(planner, compiling.compiled, budget)
@@ -101,8 +96,8 @@ def _least_within(
         # A call whose first plan needs too much corrects it by as much.
         first = fitted.attempts[0]
         excess = first.needed_bytes / first.predicted_bytes
-        corrected = capacity * excess / CORRECTION
-        budget = math.ceil(max(corrected, budget * (1 + _RESOLUTION)))
+        corrected = capacity * excess / TUNED.correction
+        budget = math.ceil(max(corrected, budget * (1 + TUNED.overhead_resolution)))
     return plain_bytes
 
 
@@ -115,7 +110,7 @@ def _least_capacity_within(planner: ProgramPlanner, max_overhead: float) -> int:
     high = planning.peak_bytes(planner.predict_plain().plan.stats)
     if will_do(low):
         return low
-    resolution = max(1, int(high * _RESOLUTION))
+    resolution = max(1, int(high * TUNED.overhead_resolution))
     while high - low > resolution:
         middle = (low + high) // 2
         if will_do(middle):
@@ -170,5 +165,5 @@ def _prediction(
         budget = max(1, int(plain_bytes * budget))
     planned = plain
     if budget is not None and budget < plain_bytes:
-        planned = planner.predict(int(budget * FIRST_SHARE))
+        planned = planner.predict(int(budget * TUNED.first_fraction))
     return Prediction(policy, budget, plain_bytes, planned)

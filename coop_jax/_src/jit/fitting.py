@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from coop_jax._src.jit.constants import TUNED
 from coop_jax._src.jit.program_planner import PlannedProgram, ProgramPlanner
 from coop_jax._src.util import progress
 
@@ -26,15 +27,6 @@ class Compiled(Protocol):
 
 
 C = TypeVar("C", bound=Compiled)
-
-# The first plan is for so much of the budget; each further one for so much less than XLA needed too
-# much. The attempts that follow are corrections by some percent.
-FIRST_SHARE = 0.93
-CORRECTION = 0.985
-_MOST_ATTEMPTS = 4
-
-# Where no plan fits, plans for the least capacity are tried, and for so many times as much.
-_LEAST_ROOM = (1.0, 1.03, 1.06, 1.15)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,9 +87,11 @@ def fit(
       The attempts, and what came of the last one.
     """
     search = _Search(planner, compiled)
-    capacity = int(budget_bytes * FIRST_SHARE)
-    with progress.progress_bar(_MOST_ATTEMPTS + len(_LEAST_ROOM), "planning and compiling") as bar:
-        for _ in range(_MOST_ATTEMPTS):
+    capacity = int(budget_bytes * TUNED.first_fraction)
+    with progress.progress_bar(
+        TUNED.max_attempts + len(TUNED.least_capacity_factors), "planning and compiling"
+    ) as bar:
+        for _ in range(TUNED.max_attempts):
             attempt = search.attempt(capacity)
             bar.update()
             if attempt is None:
@@ -107,7 +101,7 @@ def fit(
             # From what the plan has alive, which may be less than it was made for: so the next one
             # is another one.
             excess = attempt.needed_bytes / budget_bytes
-            capacity = int(attempt.predicted_bytes / excess * CORRECTION)
+            capacity = int(attempt.predicted_bytes / excess * TUNED.correction)
         smallest = []
         for attempt in search.smallest_plans():
             bar.update()
@@ -140,7 +134,7 @@ class _Search(Generic[C]):
         XLA may need less for one that has a little more alive, but computes less again.
         """
         least = self._planner.least_capacity()
-        for room in _LEAST_ROOM:
+        for room in TUNED.least_capacity_factors:
             attempt = self.attempt(int(least * room))
             if attempt is not None:
                 yield attempt

@@ -17,6 +17,7 @@ import jax
 from coop_jax._src.compat import contexts, transforms
 from coop_jax._src.compat.guards import Refused
 from coop_jax._src.jit import budget_search
+from coop_jax._src.jit.constants import TUNED
 from coop_jax._src.jit.options import JitOptions
 from coop_jax._src.jit.programs import JittedProgram, make_program
 from coop_jax._src.jit.report import PlanReport
@@ -35,7 +36,7 @@ class PlannedFunction(Generic[P, R]):
         functools.update_wrapper(self, options.convention.fn, updated=())
         self._options = options
         self._plain = options.jitted(options.convention.fn, options.compiler_options)
-        self._programs: Recent[JittedProgram] = Recent(64)
+        self._programs: Recent[JittedProgram] = Recent(TUNED.kept_programs)
         self._lock = threading.RLock()
         self._last: Callable[..., Any] = _refuse if options.budget is not None else self._plain
 
@@ -62,7 +63,7 @@ class PlannedFunction(Generic[P, R]):
         return result  # type: ignore[no-any-return]
 
     def plan(self, *args: Any, **kwargs: Any) -> PlanReport:
-        """What a call with these arguments keeps and computes again; planned if it was not yet.
+        """What a call with these arguments keeps and recomputes; plans it if it was not yet.
 
         Args:
           *args: of the call; arrays or `jax.ShapeDtypeStruct`s.

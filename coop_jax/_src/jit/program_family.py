@@ -17,6 +17,7 @@ import math
 from coop_jax import _core
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.ir.program import Operation, Program
+from coop_jax._src.jit.constants import TUNED
 from coop_jax._src.jit.emission import emitted
 from coop_jax._src.jit.local_sizes import share_of, work_share
 from coop_jax._src.jit.loops import Lowering, ScanOperation, scan_of, with_body, workspace_bytes
@@ -25,14 +26,6 @@ from coop_jax._src.jit.residuals import Choices, pairs_of
 from coop_jax._src.planning import planner, policies
 from coop_jax._src.planning.planner import PlanSettings, WorkspacePlanner
 from coop_jax._src.planning.rematerialized import room_before, unrolled
-
-# What scans may stack of the bytes that they do without a plan: in so many steps. Of what fits, so
-# many that stack most are compared.
-_SHARES = 60
-_NEIGHBOURS = 3
-
-# The least capacity is found to such a part of the largest.
-_LEAST_STEPS = 400
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +66,8 @@ class Family:
             for number, op in enumerate(program.operations)
             if number not in paired and (scan := scan_of(op, lowering)) is not None
         }
-        shares = [1 - k / _SHARES for k in range(_SHARES + 1)]
+        steps = TUNED.stacking_candidates
+        shares = [1 - k / steps for k in range(steps + 1)]
         stacked = [c.cheapest([int(share * c.most_bytes) for share in shares]) for c in choices]
         # The most stacked first; nothing is chosen for the program as it is.
         self._chosen = list(dict.fromkeys([(), *zip(*stacked, strict=True)]))
@@ -101,7 +95,7 @@ class Family:
 
             fits = range(len(self._chosen))
             first = bisect.bisect_left(fits, True, key=lambda k: seconds(k) < math.inf)
-            tried = range(first, min(first + _NEIGHBOURS, len(self._chosen)))
+            tried = range(first, min(first + TUNED.compared_candidates, len(self._chosen)))
             if not tried:
                 return self._variant(len(self._chosen) - 1).plan(plain, capacity_bytes)
             number = min(tried, key=seconds)
@@ -115,7 +109,7 @@ class Family:
         """The least capacity with a plan."""
         smallest, plain = self._variant(len(self._chosen) - 1), _without_search(settings)
         high = planner.peak_bytes(smallest.plan(plain, planner.UNLIMITED_BYTES).plan.stats)
-        low, resolution = 0, max(1, high // _LEAST_STEPS)
+        low, resolution = 0, max(1, int(high * TUNED.least_capacity_fraction))
         while high - low > resolution:
             middle = (low + high) // 2
             if smallest.plan(plain, middle).plan.feasible:

@@ -23,7 +23,7 @@ class PlannedLine:
     Attributes:
       source: "file:line (function)" of the user's program; "" where none is known.
       kept_bytes: of values that are computed once.
-      recomputed_bytes: of values each time they are computed again.
+      recomputed_bytes: of recomputed values, each time.
       recompute_seconds: the estimated time of that.
     """
 
@@ -44,7 +44,7 @@ class PlanReport:
       needed_bytes: the same for the program that runs.
       predicted_bytes: what the plan expected; None where the program is that of `jax.jit`.
       attempts: the plans that were compiled, in order; none where the program is that of `jax.jit`.
-      recomputations: how many operations run again.
+      recomputations: how many operations are run again.
       recompute_share: the estimated part of the time that they take.
       lines: by source line, those with the most recomputed bytes first.
       is_stored: whether the plan was kept by an earlier process; the attempts are those of then.
@@ -81,7 +81,7 @@ class PlanReport:
         if self.predicted_bytes is None:
             return f"{text[0]}: the program of jax.jit"
         text.append(
-            f"{self.recomputations} operations run again, {self.recompute_share:.1%} of the time"
+            f"{self.recomputations} operations recomputed, {self.recompute_share:.1%} of the time"
             f" (estimated); "
             + ("a stored plan" if self.is_stored else f"compiled {len(self.attempts)} times")
         )
@@ -97,7 +97,7 @@ class PlanReport:
 
 
 def lines_of(planned: PlannedProgram) -> tuple[PlannedLine, ...]:
-    """What a plan keeps and computes again, by source line."""
+    """What a plan keeps and recomputes, by source line."""
     program = planned.program
     runs = collections.Counter(planned.remade.origins)
     kept: collections.Counter[str] = collections.Counter()

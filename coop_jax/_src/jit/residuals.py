@@ -130,10 +130,12 @@ class Choices:
         given = (v for v in body.inputs if body.values[v].storage not in self._carried)
         self._given = {body.values[v].storage for v in given}
         self._given |= {body.values[v].storage for v, _ in body.constants}
-        self._seconds = [
-            max(op.kernel.cost_seconds - lowering.settings.profile.launch_seconds, 1e-9)
-            for op in body.operations
-        ]
+        launch = lowering.settings.profile.launch_seconds
+        self._seconds = [max(op.kernel.cost_seconds - launch, 1e-9) for op in body.operations]
+        # What the scan is estimated to take is less than its operations one by one.
+        together = max(pair.scan.op.kernel.cost_seconds - launch, 0.0)
+        apart = sum(self._seconds) * parts.length
+        self._together_share = min(1.0, together / apart) if apart else 1.0
         self.most_bytes = sum(
             body.storages[s].nbytes for s in self._wanted - self._given - self._free.keys()
         )
@@ -211,7 +213,9 @@ class Choices:
             tuple(sorted(again)),
             tuple(sorted(read & self._free.keys())),
             sum(body.storages[s].nbytes for s in stacked),
-            sum(self._seconds[n] for n in again) * self.pair.scan.parts.length,
+            sum(self._seconds[n] for n in again)
+            * self.pair.scan.parts.length
+            * self._together_share,
         )
 
 

@@ -109,7 +109,7 @@ def check_budget(
     fraction = float(budget)
     if not math.isfinite(fraction) or not 0 < fraction <= 1:
         raise ValueError(
-            "a budget given as a float is a fraction of the unbudgeted peak, in (0, 1]; got"
+            "a budget given as a float is a fraction of the peak without a budget, in (0, 1]; got"
             f" {fraction}. For bytes pass an int or a string such as '512MiB'."
         )
     if not fraction_allowed:
