@@ -238,17 +238,17 @@ def test_simulate_answers_as_the_library_does(
 
 
 def test_timeline_writes_a_page_of_two_budgets(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("steps:make_step", "--budget", "60%", "--beside-budget", "none")
+    given = ("steps:make_step", "--budget", "90%", "--beside-budget", "none")
     printed = answer(capsys, "timeline", *given, "-o", "step.html")
-    assert printed.splitlines()[0].startswith("60%: peak ")
+    assert printed.splitlines()[0].startswith("90%: peak ")
     assert printed.splitlines()[-1] == "written: step.html"
     page = pathlib.Path("step.html").read_text()
-    assert "train_step, lookahead, 60%" in page
+    assert "train_step, lookahead, 90%" in page
     assert "train_step, lookahead, no budget" in page
 
 
 def test_timeline_writes_other_files(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer(capsys, "timeline", program, "-o", "step.json", "--budget", "60%", "--policy", "coop")
+    answer(capsys, "timeline", program, "-o", "step.json", "--budget", "90%", "--policy", "coop")
     assert json.loads(pathlib.Path("step.json").read_text())["traceEvents"]
     answer(capsys, "timeline", program, "-o", "step.pickle")
     assert pickle.loads(pathlib.Path("step.pickle").read_bytes())
