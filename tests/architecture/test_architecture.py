@@ -32,6 +32,8 @@ ALLOWED = {
     "run": "compat util ir transforms lowering planning execution segments simulate eager jit",
     "report": "compat util ir transforms lowering planning execution segments simulate eager jit"
     " run",
+    "command_line": "compat util ir transforms lowering planning execution segments simulate eager"
+    " jit run report",
 }
 
 # JAX's private parts change from version to version.
@@ -198,7 +200,7 @@ def private_imports_of_behaviour_tests(root: pathlib.Path) -> Iterator[str]:
                 named = [f"{node.module or ''}.{alias.name}" for alias in node.names]
             elif isinstance(node, ast.Import):
                 named = [alias.name for alias in node.names]
-            if any(name.startswith("coop_jax._") for name in named):
+            if any(re.match(r"coop_jax\._(?!_)", name) for name in named):  # `__main__` is public
                 yield f"{path.name}:{node.lineno}"
 
 
@@ -296,8 +298,8 @@ def test_each_rule_notices_what_breaks_it(
 def test_packages_are_few_and_on_few_levels() -> None:
     found = arrows_between(all_imports(), packages=True)
     assert set(found) == set(ALLOWED)
-    assert len(found) <= 13
-    assert max(imports.levels(found).values()) <= 8
+    assert len(found) <= 14
+    assert max(imports.levels(found).values()) <= 9
 
 
 def test_unit_tests_mirror_the_packages() -> None:

@@ -10,5 +10,5 @@ Timelines of steps, simulated or recorded: `timeline` has the public `Timeline`;
 what it consists of, wherever it comes from (`plan_timeline`, `recording`). `timeline_page` and
 `page/` make the page, `memory_viz`, `perfetto` and `figure` the other files.
 
-Imports every other package; nothing imports it.
+Imports every other package but the command line, which alone imports it.
 """

@@ -109,10 +109,10 @@ class MemoryReport:
         return dict(sums.most_common())
 
     def __str__(self) -> str:
-        return text.text_of(self._page())
+        return self.to_text()
 
     def _repr_html_(self) -> str:
-        return text.html_of(self._page())
+        return self.to_html()
 
     def _page(self) -> text.Page:
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
@@ -154,6 +154,14 @@ class MemoryReport:
             nbytes = format_bytes(self.recommended_budget)
             lines.append(f"recommended: budget={self.recommended_budget} ({nbytes})")
         return lines
+
+    def to_text(self, *, width: int = text.WIDTH) -> str:
+        """The report for a terminal of so many columns, as `print` shows it in 100."""
+        return text.text_of(self._page(), width)
+
+    def to_html(self) -> str:
+        """The report as a notebook shows it: an element for a page."""
+        return text.html_of(self._page())
 
     def to_json(self, *, lifetimes: bool = False) -> str:
         """The report as JSON, an object with the attributes as keys.

@@ -1,4 +1,4 @@
-"""A report as text for a terminal of 100 columns, and as HTML for a notebook.
+"""A report as text for a terminal, and as HTML for a notebook.
 
 Thread rule: functions of their arguments. Cost: linear in the rows shown.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from coop_jax._src.report.summary import Row
 from coop_jax._src.util.options import format_bytes
 
-_WIDTH = 100
+WIDTH = 100  # columns, where nobody says how many there are
 _ROWS = 12
 _MODULES = 6
 _EARLY_SHARE = 0.25  # of the peak: a hint about as much comes after the first row
@@ -43,13 +43,13 @@ class Page:
     footer: Sequence[str]
 
 
-def text_of(page: Page) -> str:
-    """Lines of at most 100 columns; the largest things stand in the first ones."""
+def text_of(page: Page, width: int = WIDTH) -> str:
+    """Lines of at most so many columns; the largest things stand in the first ones."""
     early = [t for n, t in page.hints if n >= _EARLY_SHARE * page.total_bytes]
     late = [t for _, t in page.hints if t not in early]
     shown = page.rows[:_ROWS]
-    rows = [_line(row, page.total_bytes) for row in shown]
-    lines = [_headline(page), *rows[:1], *(f"  ! {t}" for t in early), *rows[1:]]
+    rows = [_line(row, page.total_bytes, width) for row in shown]
+    lines = [_headline(page, width), *rows[:1], *(f"  ! {t}" for t in early), *rows[1:]]
     if len(page.rows) > len(shown):
         rest = page.rows[len(shown) :]
         nbytes = sum(r.nbytes for r in rest)
@@ -60,7 +60,7 @@ def text_of(page: Page) -> str:
     if page.modules:
         lines.append("temporary memory at the peak by module:")
         lines += [f"{_amount(n, page.total_bytes)}  {name}" for name, n in page.modules[:_MODULES]]
-    return "\n".join(_cut(line) for line in [*lines, *page.footer])
+    return "\n".join(_cut(line, width) for line in [*lines, *page.footer])
 
 
 def html_of(page: Page) -> str:
@@ -85,18 +85,18 @@ def html_of(page: Page) -> str:
     )
 
 
-def _headline(page: Page) -> str:
+def _headline(page: Page, width: int) -> str:
     """As many parts as there is room for."""
     line = page.headline
     for number, part in enumerate(page.parts):
         longer = f"{line}{', ' if number else ': '}{part}"
-        if len(longer) > _WIDTH:
+        if len(longer) > width:
             break
         line = longer
     return line
 
 
-def _line(row: Row, total: int) -> str:
+def _line(row: Row, total: int, width: int) -> str:
     start = f"{_amount(row.nbytes, total)}  {row.kind:15}"
     line_only = row.where.partition(" (")[0]
     for parts in (
@@ -105,7 +105,7 @@ def _line(row: Row, total: int) -> str:
         (line_only, row.what),
     ):
         line = "  ".join([start, *(p for p in parts if p)])
-        if len(line) <= _WIDTH:
+        if len(line) <= width:
             break
     return line.rstrip()
 
@@ -118,5 +118,5 @@ def _share(nbytes: int, total: int) -> str:
     return f"{nbytes / max(1, total):.0%}"
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"

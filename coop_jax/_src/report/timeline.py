@@ -66,15 +66,11 @@ class Timeline(TimelineData):
           ImportError: a figure, without matplotlib.
         """
         name = options.file_path(path)
-        suffix = pathlib.Path(name).suffix.lower()
-        if suffix not in _WRITERS:
-            raise ValueError(
-                f"the name of a timeline's file ends in {', '.join(_WRITERS)}, got {name!r}"
-            )
-        if beside is not None and suffix != ".html":
+        ending = file_ending(name)
+        if beside is not None and ending != ".html":
             raise ValueError("beside= is for a page: give a name that ends in .html")
         shown = [self] if beside is None else [self, beside]
-        _WRITERS[suffix](shown, name)
+        _WRITERS[ending](shown, name)
 
 
 def _save_alone(write: Callable[[TimelineData, str], None]) -> _Writer:
@@ -89,6 +85,20 @@ _WRITERS: dict[str, _Writer] = {
     ".png": _save_alone(figure.save),
     ".svg": _save_alone(figure.save),
 }
+
+
+def file_ending(name: str) -> str:
+    """The ending of a file's name, which says what `save` writes.
+
+    Raises:
+      ValueError: there is no such file of a timeline.
+    """
+    ending = pathlib.Path(name).suffix.lower()
+    if ending not in _WRITERS:
+        raise ValueError(
+            f"the name of a timeline's file ends in {', '.join(_WRITERS)}, got {name!r}"
+        )
+    return ending
 
 
 def timeline(source: Simulation | MemoryReport, *, title: str | None = None) -> Timeline:

@@ -160,8 +160,12 @@ def swept(
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as threads:
         futures = [threads.submit(s.simulate, b, find_smallest=False) for s, b in jobs]
         done = concurrent.futures.as_completed(futures)
-        for _ in _shown(done, len(futures), name) if shown else done:
-            pass
+        try:
+            for _ in _shown(done, len(futures), name) if shown else done:
+                pass
+        except BaseException:  # who interrupts does not wait for all that has not begun
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
         return [future.result() for future in futures]
 
 
