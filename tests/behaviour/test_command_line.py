@@ -247,6 +247,12 @@ def test_timeline_writes_a_page_of_two_budgets(capsys: pytest.CaptureFixture[str
     assert "train_step, lookahead, no budget" in page
 
 
+def test_timeline_of_what_xla_compiles(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = answer(capsys, "timeline", "steps:make_step", "-o", "jit.html", "--compiled")
+    assert printed.startswith("peak ")
+    assert "train_step" in pathlib.Path("jit.html").read_text()
+
+
 def test_timeline_writes_other_files(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, "timeline", program, "-o", "step.json", "--budget", "90%", "--policy", "coop")
     assert json.loads(pathlib.Path("step.json").read_text())["traceEvents"]
@@ -295,6 +301,10 @@ MISTAKES = {
     "make the folder away first": ("timeline", "steps:make_step", "-o", "away/step.html"),
     "let the name of -o end in .html": (
         ("timeline", "steps:make_step", "-o", "a.json", "--beside-budget", "50%")
+    ),
+    "--compiled has no plan": (
+        *("timeline", "steps:make_step", "-o", "a.html", "--compiled"),
+        *("--budget", "50%"),
     ),
     "required: -o/--output": ("timeline", "steps:make_step"),
     "unrecognized arguments: more": ("doctor", "more"),

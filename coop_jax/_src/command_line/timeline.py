@@ -1,4 +1,4 @@
-"""`coop-jax timeline`: where storages lie in memory during a simulated step, and when.
+"""`coop-jax timeline`: where things lie in memory during a step, simulated or compiled, and when.
 
 Thread rule: functions of their arguments. Cost: tracing, and a plan or two.
 """
@@ -11,6 +11,7 @@ from typing import TextIO
 from coop_jax._src.command_line import files, options, targets
 from coop_jax._src.command_line.failures import FailureError, UsageError
 from coop_jax._src.planning import policies
+from coop_jax._src.report.api import memory
 from coop_jax._src.report.timeline import Timeline, file_ending, timeline
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.simulate.simulator import simulate
@@ -22,6 +23,7 @@ DESCRIPTION = """\
 Plans a train step under a budget, as coop_jax.run does, without running it.
 Writes a page that shows where everything lies in memory, and when: evictions,
 recomputations, what is live at each moment, and the line that made it.
+With --compiled: of the program that XLA makes of the step under jax.jit.
 """
 EXAMPLES = """\
 FILE, by its ending:
@@ -32,6 +34,7 @@ FILE, by its ending:
 
 examples:
   coop-jax timeline train.py:make_step -o step.html --budget 50%
+  coop-jax timeline train.py:make_step -o jit.html --compiled
   coop-jax timeline train:make -o two.html --budget 50% --beside-budget none
   coop-jax timeline program.json -o step.svg --budget 20GiB --policy coop
 """
@@ -45,7 +48,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=options.given_budget,
         metavar="SIZE",
-        default="none",
         help=f"{options.BUDGET_HELP} (default)",
     )
     parser.add_argument(
@@ -58,8 +60,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--policy",
         type=options.policy_name,
         metavar="NAME",
-        default=policies.DEFAULT,
         help="lookahead (default), coop, dtr or dte",
+    )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="the program that XLA compiles, without a plan of coop_jax.run",
     )
     parser.set_defaults(command=_run)
 
@@ -72,14 +78,27 @@ def _run(given: argparse.Namespace, out: TextIO) -> int:
     if given.beside_budget is not None and ending != ".html":
         raise UsageError("--beside-budget is for a page: let the name of -o end in .html")
     files.check_writable(given.output)
+    if given.compiled:
+        if (given.budget, given.beside_budget, given.policy) != (None, None, None):
+            raise UsageError("--compiled has no plan: leave out --budget, --policy")
+        return _compiled(given, out)
     program = targets.load_traced(given.target, given.arguments)
-    shown, said = _planned(program, given.budget, given.policy)
+    policy = given.policy or policies.DEFAULT
+    shown, said = _planned(program, given.budget or options.given_budget("none"), policy)
     beside = None
     if given.beside_budget is not None:
-        beside, more = _planned(program, given.beside_budget, given.policy)
+        beside, more = _planned(program, given.beside_budget, policy)
         said = f"{said}\n{more}"
     shown.save(given.output, beside=beside)
     print(f"{said}\nwritten: {given.output}", file=out)
+    return 0
+
+
+def _compiled(given: argparse.Namespace, out: TextIO) -> int:
+    target = targets.load(given.target, given.arguments)
+    report = memory(target.fn, *target.args, **target.kwargs)
+    timeline(report).save(given.output)
+    print(f"peak {format_bytes(report.peak_bytes)}\nwritten: {given.output}", file=out)
     return 0
 
 
