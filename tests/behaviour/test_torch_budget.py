@@ -98,6 +98,14 @@ def test_what_pytorch_computes_again_is_priced_as_ours() -> None:
     assert row_of([(False, 0, 600), (True, 0, 300)]).recomputation.work == pytest.approx(0.5)
 
 
+def test_memory_is_that_of_generated_code_where_it_is_known() -> None:
+    row = row_of([(False, 4000, 0)])
+    assert row.as_compiled() == row
+    compiled = dataclasses.replace(row, inductor_bytes=(3, 5)).as_compiled()
+    assert (compiled.held_bytes, compiled.peak_bytes) == (3, 5)
+    assert compiled.operations == row.operations
+
+
 def test_cells_that_are_not_better_are_marked() -> None:
     theirs = Recomputation(1e9, 10, 0.2)
     better = Recomputation(0.5e9, 12, 0.1)

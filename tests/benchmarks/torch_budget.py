@@ -19,12 +19,16 @@ it needs itself if nothing is computed again (PyTorch: with the partitioner that
   single  an operation for each primitive, as PyTorch runs them here
   fused   operations as `coop_jax.run` fuses them
   jit     `coop_jax.jit`: one XLA program (--no_jit leaves it out)
+With --inductor PyTorch's memory is that of the code that Inductor, its default backend, generates;
+what is computed again is the same. A C++ compiler is needed, and minutes.
+
 A cell with more GFLOPs than PyTorch's row has a "!", one with more work a "w".
 
 Where torch cannot be imported it says so in one line and ends. The package does not depend on it:
 `pip install torch`, here or in an environment whose Python --torch_python names.
 
 Run: python -m tests.benchmarks.torch_budget [--torch_python=PYTHON] [--budgets=1,0.5] [--no_jit]
+    [--inductor]
 """
 
 from __future__ import annotations
@@ -87,6 +91,14 @@ class TorchRow:
     peak_bytes: int
     matmul_flops: int
     operations: list[tuple[bool, int, int]]
+    inductor_bytes: tuple[int, int] | None = None
+
+    def as_compiled(self) -> TorchRow:
+        """With the memory of Inductor's code where that is known."""
+        if self.inductor_bytes is None:
+            return self
+        held_bytes, peak_bytes = self.inductor_bytes
+        return dataclasses.replace(self, held_bytes=held_bytes, peak_bytes=peak_bytes)
 
     @property
     def recomputation(self) -> Recomputation:
@@ -211,7 +223,7 @@ def torch_rows(python: str, folder: pathlib.Path, budgets: Sequence[str]) -> Ite
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            yield TorchRow(**json.loads(line))
+            yield TorchRow(**json.loads(line)).as_compiled()
     if process.returncode:
         raise RuntimeError(f"PyTorch's side ended with {process.returncode}")
 
@@ -308,7 +320,8 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--torch_python", default=sys.executable, help="A Python that has torch.")
     parser.add_argument("--budgets", default=_BUDGETS, help="PyTorch's, in falling order.")
-    parser.add_argument("--no_jit", action="store_true", help="Compiles nothing.")
+    parser.add_argument("--inductor", action="store_true", help="Memory of what it generates.")
+    parser.add_argument("--no_jit", action="store_true", help="Leaves out coop_jax.jit.")
     options = parser.parse_args(argv)
     version = torch_version(options.torch_python)
     if version is None:
@@ -320,7 +333,8 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_gpt(folder, params, tokens, plain_jax.GPT.heads)
-        rows = list(torch_rows(options.torch_python, folder, options.budgets.split(",")))
+        wanted = options.budgets.split(",") + ["inductor"] * options.inductor
+        rows = list(torch_rows(options.torch_python, folder, wanted))
     contenders = Contenders(step, (params, tokens), jit=not options.no_jit)
     print_agreement(rows[0], contenders, step, (params, tokens))
     print_rows(contenders, rows)

@@ -2,7 +2,8 @@
 
 It imports nothing but torch, and runs in a process of its own: JAX and torch do not meet, and torch
 may live in another environment. `python -m tests.benchmarks.torch_gpt FOLDER [BUDGET ...]` reads
-the GPT from the folder (`torch_budget.write_gpt`), and prints a line of JSON for each budget.
+the GPT from the folder (`torch_budget.write_gpt`), and prints a line of JSON for each budget. With
+"inductor" among the budgets, Inductor compiles a step for each, too.
 
 Model: `torch.compile` with the decompositions and the partitioner of its default backend
 (`min_cut_rematerialization_partition`, `activation_memory_budget`), as the backend
@@ -13,6 +14,9 @@ Memory: bytes of storages that are alive, each counted once: parameters, the bat
 what the forward pass saves, gradients, and what operations make in between. What an operation
 allocates within itself does not count. Recomputed is an operation of the backward graph that the
 forward graph has, too. Views are no operations.
+
+Inductor: memory of the code that it generates, from the allocations of that code. What is computed
+again is taken from the graphs above, which the same partitioner makes.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import select_decomp_table
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import flop_registry
 
@@ -53,6 +59,7 @@ class Row:
       peak_bytes: most bytes alive at once.
       matmul_flops: of matrix products, recomputed ones included.
       operations: executed, as [recomputed, FLOPs of matrix products, bytes read and written].
+      inductor_bytes: held between the passes and at the peak by Inductor's code; None if unknown.
     """
 
     budget: float | None
@@ -63,6 +70,7 @@ class Row:
     peak_bytes: int
     matmul_flops: int
     operations: list[tuple[bool, int, int]]
+    inductor_bytes: tuple[int, int] | None = None
 
 
 class Record:
@@ -159,16 +167,20 @@ def backend(records: list[Record], *, recomputes: bool) -> Callable[..., Any]:
     )
 
 
-def measured(loss: Loss, parameters: Parameters, batch: torch.Tensor, budget: float | None) -> Row:
-    """One forward and backward pass under a budget."""
-    torch._dynamo.reset()
-    records: list[Record] = []
-    settings = {
+def settings_of(budget: float | None) -> dict[str, Any]:
+    """PyTorch's configuration for a budget."""
+    return {
         "activation_memory_budget": 1.0 if budget is None else budget,
         "activation_memory_budget_solver": "dp",
         "activation_memory_budget_runtime_estimator": "flops",
     }
-    with functorch_config.patch(settings):
+
+
+def measured(loss: Loss, parameters: Parameters, batch: torch.Tensor, budget: float | None) -> Row:
+    """One forward and backward pass under a budget."""
+    torch._dynamo.reset()
+    records: list[Record] = []
+    with functorch_config.patch(settings_of(budget)):
         chosen = backend(records, recomputes=budget is not None)
         step = torch.compile(loss, backend=chosen, fullgraph=True)
         for _ in range(2):  # the first one compiles, and holds what it compiles with
@@ -239,11 +251,60 @@ def read_gpt(folder: pathlib.Path) -> tuple[Loss, Parameters, torch.Tensor]:
     return gpt_loss(said["heads"], layers, tokens.shape[1] - 1), parameters, tokens
 
 
+class SaveAll(CustomPartitionerFn):  # type: ignore[misc]  # untyped
+    """The partitioner that computes nothing again, for Inductor."""
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        options.pop("compiler")
+        return default_partition(module, inputs, **options)
+
+    def uuid(self) -> str:
+        return "save all"
+
+
+def recorded_allocations() -> list[Record]:
+    """Has all code that Inductor generates from now on add what it allocates to the last record."""
+    records = [Record()]
+    allocate = torch._C._dynamo.guards._empty_strided_cpu
+
+    def recorded(*args: Any) -> torch.Tensor:
+        tensor: torch.Tensor = allocate(*args)
+        records[-1].add([tensor])
+        return tensor
+
+    torch._C._dynamo.guards._empty_strided_cpu = recorded
+    return records
+
+
+def inductor_bytes(
+    records: list[Record], loss: Loss, p: Parameters, batch: torch.Tensor, budget: float | None
+) -> tuple[int, int]:
+    """Held between the passes, and at the peak; `records` of `recorded_allocations`."""
+    torch._dynamo.reset()
+    save_all = SaveAll() if budget is None else None
+    with (
+        functorch_config.patch(settings_of(budget)),
+        inductor_config.patch(custom_partitioner_fn=save_all),
+    ):
+        step = torch.compile(loss, backend="inductor", fullgraph=True)
+        for _ in range(2):  # the first one compiles
+            records[-1] = record = Record()
+            record.add([*p.values(), batch])
+            arguments = record.alive_bytes()
+            value = step(p, batch)
+            held_bytes = record.alive_bytes() - arguments
+            torch.autograd.grad(value, list(p.values()))
+    return held_bytes, record.peak_bytes
+
+
 def main(folder: str, *budgets: str) -> None:
     """Prints the rows, that without recomputation first."""
     loss, parameters, tokens = read_gpt(pathlib.Path(folder))
-    for budget in (None, *map(float, budgets)):
+    records = recorded_allocations() if "inductor" in budgets else None
+    for budget in (None, *(float(budget) for budget in budgets if budget != "inductor")):
         row = measured(loss, parameters, tokens, budget)
+        if records is not None:
+            row.inductor_bytes = inductor_bytes(records, loss, parameters, tokens, budget)
         print(json.dumps(dataclasses.asdict(row)), flush=True)
 
 
