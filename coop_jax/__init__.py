@@ -39,5 +39,6 @@ from coop_jax._src.util.errors import BudgetExceededError as BudgetExceededError
 from coop_jax._src.util.errors import BudgetReport as BudgetReport
 from coop_jax._src.util.errors import CompiledBudgetReport as CompiledBudgetReport
 from coop_jax._src.util.errors import ProgramFileError as ProgramFileError
+from coop_jax._src.util.held_memory import HeldStorage as HeldStorage
 
 __version__ = "0.1.0"

@@ -123,8 +123,13 @@ class SessionCore : public PyEngine {
   [[nodiscard]] nanobind::object ArrayOf(nanobind::handle session, StorageId storage, int32_t key);
   void NoteOutside(StorageId storage, int64_t bytes);
   [[nodiscard]] bool IsOutside(StorageId storage) const;
+  // What would make them again, by storage. For messages: it asks every recipe.
+  [[nodiscard]] nanobind::dict Makers();
+  // Of the array that is held, or of the one that an evicted storage comes back as; -1: not known.
+  [[nodiscard]] int32_t KeyOf(StorageId storage) const;
   // The array is the caller's and is deleted when it is dropped.
   void Donate(StorageId storage) { donated_.insert(storage); }
+  [[nodiscard]] bool IsDonated(StorageId storage) const { return donated_.count(storage) != 0; }
   void Drop(StorageId storage, SessionEvent why = SessionEvent::kDropped);
   void Clear();
   // Sources of the session's engine.
@@ -255,8 +260,6 @@ class SessionCore : public PyEngine {
   // A donated array is gone: the call has to finish.
   void NoteConsumed();
   Held& HeldOf(StorageId storage);
-  // Of the array that is held, or of the one that an evicted storage comes back as.
-  [[nodiscard]] int32_t KeyOf(StorageId storage) const;
 
   nanobind::object pool_;
   nanobind::object cells_owner_;

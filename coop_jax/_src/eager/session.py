@@ -27,9 +27,10 @@ from coop_jax import _core
 from coop_jax._src.compat import arrays, contexts, jaxprs, number_checks, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.eager import interpreter
-from coop_jax._src.eager.beside import Beside, enough_bytes
+from coop_jax._src.eager.beside import Beside
 from coop_jax._src.eager.first_launches import Launch, first_launch
 from coop_jax._src.eager.operation_cache import Prepared, Preparer
+from coop_jax._src.eager.refusals import Refusals
 from coop_jax._src.eager.session_inputs import Externals
 from coop_jax._src.eager.values import Value, aval_of_key, operand_key
 from coop_jax._src.execution.executables import Executable
@@ -101,12 +102,14 @@ class Session:
         core.workspace_bytes = max(runtime.workspace_bytes, known_bytes)
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
         recording = runtime.recording
-        self._end_recording = None if recording is None else recording.begin_session(core)
-        self._beside = Beside(runtime, core)
+        alignment = settings.alignment_bytes
+        self._recording = None if recording is None else recording.begin_session(core, alignment)
         self._callers_refs = CallersRefs()
         if lesson is not None:
             core.record(lesson.history, follow=lesson.follows)
         self._externals = Externals(core, self._memory, donated)
+        self._refusals = Refusals(runtime, core, self._externals, self._recording)
+        self._beside = Beside(runtime, core, self._refusals)
         # At once what the last call needed in the end, as its plan has it.
         if lesson is not None and lesson.reserved_bytes > core.reserved_bytes:
             core.reserve_room(self, lesson.reserved_bytes)
@@ -269,14 +272,7 @@ class Session:
         self._core.workspace_bytes = workspace_bytes
 
     def _on_no_space(self, prepared: Prepared | None, failure: _core.Failure) -> None:
-        enough = None
-        if failure.reason in ("thrashing", "limit"):
-            enough = enough_bytes(self._core, self._runtime, failure.requested_bytes)
-        if prepared is None:
-            raise self._runtime.exceeded(failure, "reading a value", enough_bytes=enough)
-        source = jaxprs.source_of(jaxprs.current_source())
-        operation = f"operation '{prepared.kernel.label}'"
-        raise self._runtime.exceeded(failure, operation, source, enough_bytes=enough)
+        raise self._refusals.of_operation(failure, prepared)
 
     def _on_in_place(self, prepared: Prepared, operand: int) -> Executable:
         """The form of an operation that writes its result over an operand."""
@@ -327,8 +323,8 @@ class Session:
         if not self._closed:
             self._closed = True
             self._count()
-            if self._end_recording is not None:
-                self._end_recording()
+            if self._recording is not None:
+                self._recording.end()
         self._core.clear()
         self._externals.clear()
         self._callers_refs.clear()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,9 +27,10 @@ from coop_jax._src.ir import kernels
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.planner import PlanSettings
 from coop_jax._src.util import budget as budgets
-from coop_jax._src.util import options
+from coop_jax._src.util import held_memory, options
 from coop_jax._src.util.droppable import Droppable
 from coop_jax._src.util.errors import BudgetExceededError, BudgetReport
+from coop_jax._src.util.held_memory import HeldStorage
 
 T = TypeVar("T")
 
@@ -268,9 +269,11 @@ class Runtime:
         *,
         fused: bool = False,
         unbudgeted_peak_bytes: int | None = None,
-        largest_pinned: tuple[tuple[str, int], ...] = (),
+        held: Sequence[HeldStorage] = (),
+        requested: Sequence[HeldStorage] = (),
         donatable: bool = False,
         enough_bytes: int | None = None,
+        evidence: object | None = None,
     ) -> BudgetExceededError:
         """The error for a request that the engine could not meet."""
         capacity, alignment = self.capacity_bytes(), self.settings.alignment_bytes
@@ -289,12 +292,14 @@ class Runtime:
                 thrashing=failure.reason in ("thrashing", "limit"),
                 fused=fused,
                 unbudgeted_peak_bytes=unbudgeted_peak_bytes,
-                largest_pinned=largest_pinned,
+                held=held_memory.by_size(held),
+                requested=held_memory.by_size(requested),
                 donatable=donatable,
                 at_limit=failure.reason == "limit",
                 enough_bytes=enough_bytes,
                 lower_bound_bytes=max(least, capacity + 1),
-            )
+            ),
+            evidence,
         )
 
     def memory(self) -> PoolMemory:

@@ -12,7 +12,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from coop_jax._src.report import figure, memory_viz, perfetto, plan_timeline, timeline_page
+from coop_jax._src.execution.call_recording import RecordedSession
+from coop_jax._src.report import (
+    figure,
+    memory_viz,
+    perfetto,
+    plan_timeline,
+    session_timeline,
+    timeline_page,
+)
 from coop_jax._src.report.timeline_data import (
     Ending,
     Kind,
@@ -22,8 +30,9 @@ from coop_jax._src.report.timeline_data import (
     Residences,
     TimelineData,
 )
-from coop_jax._src.simulate.simulation import Simulation
+from coop_jax._src.simulate.simulation import FailedPlan, Simulation
 from coop_jax._src.util import options
+from coop_jax._src.util.errors import BudgetExceededError, BudgetReport
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +132,7 @@ def _save_alone(write: Callable[[TimelineData, str], None]) -> _Writer:
     return lambda timelines, path: write(timelines[0], path)
 
 
+_PLACED_BY_XLA = "XLA places its buffers when it compiles"
 _Writer: TypeAlias = Callable[[Sequence[TimelineData], str], None]
 _WRITERS: dict[str, _Writer] = {
     ".html": timeline_page.save,
@@ -133,16 +143,19 @@ _WRITERS: dict[str, _Writer] = {
 }
 
 
-def timeline(source: Simulation, *, title: str | None = None) -> Timeline:
-    """The timeline of a simulated step.
+def timeline(source: Simulation | BudgetExceededError, *, title: str | None = None) -> Timeline:
+    """The timeline of a simulated step, or of a call up to where its budget did not suffice.
 
     Args:
-      source: what `coop_jax.simulate` or `step.simulate` returned.
+      source: what `coop_jax.simulate` or `step.simulate` returned; or a `BudgetExceededError`. Of
+        `remat_eager`, and of `run` where the program depends on values, that is raised while
+        `coop_jax.record_timeline` records.
       title: for people; what was simulated if not given.
 
     Raises:
       TypeError: it is something else.
-      ValueError: it was planned for `coop_jax.jit`, where XLA places buffers.
+      ValueError: it was planned for `coop_jax.jit`, where XLA places buffers; or it is an error of
+        a call that was not recorded, or a copy of one.
 
     Example:
       >>> import coop_jax, jax, jax.numpy as jnp
@@ -152,13 +165,33 @@ def timeline(source: Simulation, *, title: str | None = None) -> Timeline:
       >>> timeline.moments, timeline.peak_bytes == simulation.peak_bytes
       (1, True)
     """
-    if not isinstance(source, Simulation):
-        raise TypeError(f"source must be a coop_jax.Simulation, got {options.shown(source)}")
-    basis = source.basis
-    if basis is None:
-        raise ValueError(
-            "this simulation was made for coop_jax.jit: XLA places its buffers when it compiles"
+    if isinstance(source, BudgetExceededError):
+        data = _of_error(source, title)
+    elif isinstance(source, Simulation):
+        if source.basis is None:
+            raise ValueError(f"this simulation was made for coop_jax.jit: {_PLACED_BY_XLA}")
+        title = title or f"{source.basis.name}, {source.policy.heuristic}"
+        budget_bytes = source.budget_bytes
+        data = plan_timeline.timeline_of(source.plan, source.basis, budget_bytes, title)
+    else:
+        raise TypeError(
+            "source must be a coop_jax.Simulation or a coop_jax.BudgetExceededError, got"
+            f" {options.shown(source)}"
         )
-    title = title or f"{basis.name}, {source.policy.heuristic}"
-    data = plan_timeline.timeline_of(source.plan, basis, source.budget_bytes, title)
     return Timeline(*(getattr(data, f.name) for f in dataclasses.fields(data)))
+
+
+def _of_error(error: BudgetExceededError, title: str | None) -> TimelineData:
+    report, evidence = error.report, error.evidence
+    if not isinstance(report, BudgetReport):
+        raise ValueError(f"this error is of coop_jax.jit: {_PLACED_BY_XLA}")
+    title = title or "up to where the budget does not suffice"
+    if isinstance(evidence, FailedPlan):
+        basis = evidence.basis
+        return plan_timeline.timeline_of_failed(evidence.plan, basis, report.budget_bytes, title)
+    if isinstance(evidence, RecordedSession):
+        return session_timeline.timeline_of(evidence, report.budget_bytes, title)
+    raise ValueError(
+        "nothing is known of what the call did before this error: make the call within"
+        " coop_jax.record_timeline(runtime); copies of errors do not know it"
+    )

@@ -43,7 +43,8 @@ from coop_jax._src.run.argument_passing import (
     store_keys,
 )
 from coop_jax._src.run.donation import warn_of_kept
-from coop_jax._src.run.specialization import Signature, compile_all, exceeded, planner_of
+from coop_jax._src.run.refusals import exceeded
+from coop_jax._src.run.specialization import Signature, compile_all, planner_of
 from coop_jax._src.run.tiering import form_of
 from coop_jax._src.util import progress
 from coop_jax._src.util.errors import BudgetExceededError
@@ -117,7 +118,9 @@ class _PlanMaker:
         # Finding it takes seconds; another state of the pool is tried first where it can be.
         final = moved_out(self.residency) == self.residency
         smallest = self._smallest_budget(needed) if final else None
-        raise exceeded(runtime, signature, program, made.plan, smallest, fused=self.fused)
+        raise exceeded(
+            runtime, signature, program, made, self.residency, smallest, fused=self.fused
+        )
 
     def _ways(self) -> Iterable[PlanSettings]:
         """A search may find what launches other forms, for whose workspace there is no room then.

@@ -67,15 +67,16 @@ def test_shares_and_what_is_pinned() -> None:
     assert report.unbudgeted_peak_bytes == peak
     text = str(_error(step, PARAMS, X))
     assert f"({peak} bytes), of which the budget is {196608 / peak:.0%}" in text
-    largest = dict(report.largest_pinned)
-    assert largest["the argument x"] == X.nbytes
-    for what, nbytes in largest.items():
-        assert f"({nbytes} bytes): {what}" in text
-    sizes = [n for _, n in report.largest_pinned]
+    pinned = {storage.what: storage for storage in report.pinned}
+    assert pinned["argument x"].nbytes == X.nbytes
+    assert (pinned["argument x"].shape, pinned["argument x"].dtype) == (X.shape, "float32")
+    assert f"({X.nbytes} bytes): argument x float32[512,64]; the caller keeps it" in text
+    sizes = [storage.nbytes for storage in report.held]
     assert sizes == sorted(sizes, reverse=True)
     kept = coop_jax.run(lambda p: (X.sum() + p["second"], jnp.sort(p["first"])), budget="16KiB")
-    names = dict(_error(kept, PARAMS).report.largest_pinned)
-    assert {"the argument p['first']", "an array that the function closes over"} <= names.keys()
+    report = _error(kept, PARAMS).report
+    names = {storage.what for storage in (*report.held, *report.requested)}
+    assert {"argument p['first']", "array that the function closes over"} <= names
 
 
 def test_numbers_do_not_contradict_each_other() -> None:
