@@ -211,3 +211,31 @@ def test_errors_of_which_there_is_no_timeline() -> None:
         coop_jax.timeline(pickle.loads(pickle.dumps(REFUSALS["not donated"]())))
     with pytest.raises(TypeError, match="BudgetExceededError"):
         coop_jax.timeline(ValueError("no"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_a_refusal_of_jit_says_what_the_smallest_plan_consists_of(donate: tuple[int, ...]) -> None:
+    params, x = jax.tree.map(jnp.copy, PARAMS), jnp.ones((4096, 64))
+    error = _refused(coop_jax.jit(_step, budget="1MiB", donate_argnums=donate), params, x)
+    report = error.report
+    assert isinstance(report, coop_jax.CompiledBudgetReport)
+    assert report.smallest_budget_bytes <= report.smallest_plan_bytes
+    assert sum(storage.nbytes for storage in report.alive) == report.alive_bytes
+    assert sum(report.by_kind.values()) == report.alive_bytes
+    assert report.alive_bytes == pytest.approx(report.smallest_plan_bytes, rel=0.25)
+    given = report.by_kind.get("arguments", 0) + report.by_kind.get("donated arguments", 0)
+    assert given == report.argument_bytes
+    assert report.by_kind.get("results", 0) == pytest.approx(report.result_bytes, abs=256)
+    code, first = inspect.getsourcelines(_layers)
+    line = first + next(n for n, text in enumerate(code) if "tanh" in text)
+    values = [storage for storage in report.alive if storage.kind == "values"]
+    assert f"{__file__}:{line} " in values[0].source
+    lines = str(error).splitlines()
+    assert lines[1].startswith("  smallest budget that would do: ")
+    assert lines[2].startswith("What to change: ")
+    listed = [re.search(r"\((\d+) bytes\)", text) for text in lines if text.startswith("    ")]
+    assert sum(int(found[1]) for found in listed if found) == report.alive_bytes
+    assert coop_jax.CompiledBudgetReport.from_json(report.to_json()) == report
+    assert pickle.loads(pickle.dumps(error)).report == report
+    with pytest.raises(ValueError, match="XLA places its buffers"):
+        coop_jax.timeline(error)

@@ -80,7 +80,7 @@ class BudgetReport:
 
     def to_json(self) -> str:
         """The report as JSON, an object with the attributes as keys."""
-        return json.dumps({**dataclasses.asdict(self), "by_kind": self.by_kind})
+        return _to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> BudgetReport:
@@ -89,11 +89,7 @@ class BudgetReport:
         Raises:
           ValueError, TypeError, KeyError: it is another text.
         """
-        said: dict[str, Any] = json.loads(text)
-        del said["by_kind"]
-        for name in ("held", "requested"):
-            said[name] = tuple(map(HeldStorage.from_json, said[name]))
-        return cls(**said)
+        return cls(**_from_json(text, "held", "requested"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,28 +101,76 @@ class CompiledBudgetReport:
       smallest_budget_bytes: bytes of the smallest program that was compiled, a budget that works.
       jit_bytes: what `jax.jit` needs.
       attempts: how many plans were compiled.
+      argument_bytes, result_bytes, temporary_bytes: what XLA needs for the smallest of the plans;
+        results that are written over arguments are not counted.
+      alive_bytes: the same as planned: arguments, results, and what else is alive at the fullest
+        moment. XLA needs some percent more or less.
+      alive: what that consists of, largest first; together `alive_bytes`.
     """
 
     budget_bytes: int
     smallest_budget_bytes: int
     jit_bytes: int
     attempts: int
+    argument_bytes: int
+    result_bytes: int
+    temporary_bytes: int
+    alive_bytes: int
+    alive: tuple[HeldStorage, ...] = ()
+
+    @property
+    def smallest_plan_bytes(self) -> int:
+        """What XLA needs for the smallest of the plans."""
+        return self.argument_bytes + self.result_bytes + self.temporary_bytes
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Bytes of `alive` by kind, most first; together `alive_bytes`."""
+        return held_memory.by_kind(self.alive)
 
     def describe(self) -> str:
         """The report as text."""
-        rows = [
-            ("budget", self.budget_bytes),
-            ("smallest budget that would do", self.smallest_budget_bytes),
-            ("under jax.jit", self.jit_bytes),
-        ]
         return "\n".join(
-            [f"the budget does not suffice: of {self.attempts} compiled plans none fits."]
-            + [f"  {name}: {format_bytes(count)} ({count} bytes)" for name, count in rows]
-            + [
-                "What to change: raise budget= to at least the smallest that would do, donate what"
-                " the function replaces (donate_argnums=), or make the batch smaller."
+            [
+                f"the budget does not suffice: of {self.attempts} compiled plans none fits.",
+                _row("smallest budget that would do", self.smallest_budget_bytes),
+                "What to change: donate what the function replaces (donate_argnums=), raise"
+                " budget= to at least that, or make the batch smaller.",
+                _row("budget", self.budget_bytes),
+                _row("under jax.jit", self.jit_bytes),
+                f"{_row('the smallest plan', self.smallest_plan_bytes)}: arguments"
+                f" {format_bytes(self.argument_bytes)}, results {format_bytes(self.result_bytes)},"
+                f" temporaries {format_bytes(self.temporary_bytes)}",
+                f"{_row('as planned', self.alive_bytes)}: {held_memory.kinds_text(self.alive)}",
+                *held_memory.rows(self.alive),
             ]
         )
+
+    def to_json(self) -> str:
+        """The report as JSON, an object with the attributes as keys."""
+        return _to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> CompiledBudgetReport:
+        """The report of which `to_json` made this text.
+
+        Raises:
+          ValueError, TypeError, KeyError: it is another text.
+        """
+        return cls(**_from_json(text, "alive"))
+
+
+def _to_json(report: BudgetReport | CompiledBudgetReport) -> str:
+    return json.dumps({**dataclasses.asdict(report), "by_kind": report.by_kind})
+
+
+def _from_json(text: str, *storages: str) -> dict[str, Any]:
+    """The fields of a report; those of these names are storages."""
+    said: dict[str, Any] = json.loads(text)
+    del said["by_kind"]
+    for name in storages:
+        said[name] = tuple(map(HeldStorage.from_json, said[name]))
+    return said
 
 
 class BudgetExceededError(MemoryError):
