@@ -931,6 +931,9 @@ class SessionCore(Engine):
     def array_of(self, session: SessionCallbacks, storage: int, key: int) -> Any: ...
     def note_outside(self, storage: int, nbytes: int) -> None: ...
     def is_outside(self, storage: int) -> bool: ...
+    def recomputed(self) -> list[tuple[Prepared, int]]:
+        """Return what was run again, and how often."""
+
     def makers(self) -> dict[int, Prepared]:
         """Return what would make them again, by storage; slow, for messages."""
 

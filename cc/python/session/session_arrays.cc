@@ -64,6 +64,14 @@ nb::dict SessionCore::Makers() {
   return makers;
 }
 
+nb::list SessionCore::Recomputed() const {
+  nb::list found;
+  for (const auto& [key, counted] : recomputed_) {
+    found.append(nb::make_tuple(counted.first, counted.second));
+  }
+  return found;
+}
+
 nb::object SessionCore::ArrayOf(nb::handle session, StorageId storage, int32_t key) {
   if (!Holds(storage)) throw std::logic_error("invariant: what an operation reads is held");
   const Held& held = held_[static_cast<size_t>(storage)];
@@ -194,6 +202,7 @@ void SessionCore::Clear() {
   recipes_.clear();
   spare_recipes_.clear();
   donated_.clear();
+  recomputed_.clear();
   dead_->clear();
 }
 

@@ -252,6 +252,10 @@ void SessionCore::CarryOut(nb::handle session) {
       if (action.kind == ActionKind::kRun) {
         Recipe& recipe = *recipes_[static_cast<size_t>(action.id)];
         if (log_ != nullptr) log_->Launch(recipe.owner, action.recompute);
+        if (action.recompute) {
+          auto& [owner, count] = recomputed_[recipe.owner.ptr()];
+          if (count++ == 0) owner = recipe.owner;
+        }
         Launch(session, recipe, placements_.data() + action.first_placement, action.recompute);
       } else if (action.kind == ActionKind::kMove) {
         Move(session, action.id, placements_[static_cast<size_t>(action.first_placement)].offset);

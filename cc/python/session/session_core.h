@@ -127,6 +127,8 @@ class SessionCore : public PyEngine {
   [[nodiscard]] nanobind::dict Makers();
   // Of the array that is held, or of the one that an evicted storage comes back as; -1: not known.
   [[nodiscard]] int32_t KeyOf(StorageId storage) const;
+  // (prepared, how often it was run again), in no order.
+  [[nodiscard]] nanobind::list Recomputed() const;
   // The array is the caller's and is deleted when it is dropped.
   void Donate(StorageId storage) { donated_.insert(storage); }
   [[nodiscard]] bool IsDonated(StorageId storage) const { return donated_.count(storage) != 0; }
@@ -282,6 +284,8 @@ class SessionCore : public PyEngine {
   std::vector<std::unique_ptr<Recipe>> spare_recipes_;  // empty, but for what their lists take
   std::unordered_map<StorageId, std::vector<View>> views_;
   std::unordered_set<StorageId> donated_;
+  // What was run again; their owners are the keys.
+  std::unordered_map<PyObject*, std::pair<nanobind::object, int64_t>> recomputed_;
   int64_t incoming_bytes_ = 0;  // of the operation that is asked for: of its results outside
   // Reused by each Run; nothing that Run calls runs another operation of this session.
   std::vector<Ref> refs_;

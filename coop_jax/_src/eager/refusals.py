@@ -141,12 +141,10 @@ class _Held:
             return self._typed(storage, nbytes, "donated arguments", "argument", "donated argument")
         if storage in self._sources:
             if self._core.key_of(storage) < 0:
-                return HeldStorage(
-                    nbytes, "other arrays", "an array in the pool", why="other array"
-                )
+                return HeldStorage(nbytes, "other arrays", "array in the pool", why="other array")
             return self._typed(storage, nbytes, "arguments", "argument or constant", "argument")
         if why == "permanent":
-            return self._typed(storage, nbytes, "results", self._label(storage), "result")
+            return self._typed(storage, nbytes, "results", "a result", "result")
         reasons: dict[_core.HoldReason, Why] = {"read": "operand", "no_recipe": "never repeated"}
         return self._typed(storage, nbytes, "values", self._label(storage), reasons.get(why, ""))
 

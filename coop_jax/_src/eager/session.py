@@ -16,6 +16,7 @@ Thread rule: one thread, under the runtime's lock.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ class Session:
           donated: arrays that are given up.
           lesson: what is known of such calls, and what learns from this one.
         """
-        self._closed = False
+        self._closed, self._begin = False, time.perf_counter()
         self._runtime = runtime
         self._memory = runtime.memory()
         self._preparer = Preparer(runtime.cache, self._memory.device)
@@ -334,6 +335,11 @@ class Session:
         core, counters = self._core, self._runtime.counters
         counters.compute_seconds += core.compute_seconds
         counters.recompute_seconds += core.recompute_seconds
+        counters.session_search_seconds += core.stats().search_seconds
+        counters.call_seconds += time.perf_counter() - self._begin
+        for prepared, count in core.recomputed():
+            kernel = prepared.kernel
+            counters.recomputed.add(kernel.label, "", count, count * kernel.cost_seconds)
         self._runtime.count(
             CallCounts.of(
                 core.stats(),

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from coop_jax import _core
 from coop_jax._src.execution.executables import Executable
+from coop_jax._src.execution.recomputations import Tally
 from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.ir.program import Operation
 from coop_jax._src.planning.pool_state import Residency
@@ -100,6 +101,7 @@ class CompiledPlan:
       residency: where the inputs lie.
       provision: the workspace that operations have of their own.
       refill_seconds: expected for pages that go to XLA's workspace and come back.
+      tally: what each call runs again, and how many calls there were.
       replay: the instructions in C++, once the executor has made it.
     """
 
@@ -119,4 +121,5 @@ class CompiledPlan:
     residency: Residency
     provision: Provision
     refill_seconds: float
+    tally: Tally
     replay: _core.Replay | None = None

@@ -22,6 +22,7 @@ from coop_jax._src.execution import constants
 from coop_jax._src.execution import verification as verifying
 from coop_jax._src.execution.call_recording import CallRecording
 from coop_jax._src.execution.pool_memory import PoolMemory
+from coop_jax._src.execution.runtime_report import RuntimeReport, report_of
 from coop_jax._src.execution.stats import CallCounts, Counters, Stats
 from coop_jax._src.ir import kernels
 from coop_jax._src.planning import policies
@@ -143,6 +144,7 @@ class Runtime:
         self.max_recompute = budgets.check_max_recompute(max_recompute)
         self.cache = kernels.cache_for(self._device)
         self._compilations_before = self.cache.compilations
+        self._compile_seconds_before = self.cache.compile_seconds
         self.settings = PlanSettings(
             self._policy, 64 if self._device.platform == "cpu" else 256, self.cache.profile
         )
@@ -180,9 +182,31 @@ class Runtime:
             compilations=self.cache.compilations - self._compilations_before,
         )
 
+    def report(self) -> RuntimeReport:
+        """Where the time of calls went, and which operations were run again.
+
+        Example:
+          >>> import coop_jax, jax.numpy as jnp
+          >>> runtime = coop_jax.Runtime("64MiB")
+          >>> value = coop_jax.run(lambda x: (x @ x).sum(), runtime=runtime)(jnp.ones((8, 8)))
+          >>> report = runtime.report()
+          >>> report.stats.calls, report.compute_seconds <= report.total_seconds
+          (1, True)
+        """
+        counters = self.counters
+        return report_of(
+            self.stats(),
+            counters.call_seconds,
+            counters.plan_seconds + counters.session_search_seconds,
+            self.cache.compile_seconds - self._compile_seconds_before,
+            counters.recomputed.operations(),
+            ordered=self._memory is not None and self._memory.ordered,
+        )
+
     def counting_from(self, other: Runtime) -> Runtime:
         """The same runtime; what was compiled since the other one was made counts as its own."""
         self._compilations_before = other._compilations_before
+        self._compile_seconds_before = other._compile_seconds_before
         self.counters.compilations_before = other._compilations_before
         return self
 

@@ -132,7 +132,7 @@ class _Named:
             op = program.operations[self._failure.operation]
             return HeldStorage(nbytes, "values", op.kernel.label, (), "", op.source, "output")
         if storage < 0:
-            return HeldStorage(nbytes, "other arrays", "an array in the pool", why="other array")
+            return HeldStorage(nbytes, "other arrays", "array in the pool", why="other array")
         if storage >= len(program.storages):
             return HeldStorage(nbytes, "workspace", "workspace of an operation", why="operand")
         if storage in self._inputs:

@@ -262,6 +262,8 @@ def _changes(report: BudgetReport) -> str:
     changes = []
     if report.donatable:
         changes.append("donate the arguments that the function replaces (donate_argnums=)")
+    if "other arrays" in report.by_kind:
+        changes.append("drop results of earlier calls that nobody needs")
     raised = "raise budget="
     if _would_do(report):
         raised += " to at least that"

@@ -55,7 +55,7 @@ _REASONS: dict[Why, str] = {
     "overwritten": "what it was made from was overwritten",
     "workspace": "XLA needs it while operations run",
     "kept free": "kept free for what lies outside the pool",
-    "other array": "held outside of the call",
+    "other array": "somebody holds it, a result of an earlier call for instance",
 }
 # Rows of a message: there may be hundreds of storages.
 _NAMED = 4
