@@ -555,10 +555,12 @@ class Replay:
         begin: int,
         interrupts: Interrupts,
         misplaced: Callable[[int, Sequence[Any]], Sequence[Any]],
+        annotate: Callable[[int], Any] | None = None,
     ) -> int:
         """Carry out instructions from ``begin`` on; return the number of the caller's next one.
 
         ``interrupts``: checked between two operations, until a donated array of the user is gone.
+        ``annotate``: called with the number of each launch; returns a context manager, or None.
 
         Raises:
             Whatever an operation raises, or ``interrupts.check()``.
@@ -931,6 +933,9 @@ class SessionCore(Engine):
     def array_of(self, session: SessionCallbacks, storage: int, key: int) -> Any: ...
     def note_outside(self, storage: int, nbytes: int) -> None: ...
     def is_outside(self, storage: int) -> bool: ...
+    def annotate(self, make: Callable[[Prepared | None, int], Any]) -> None:
+        """Be in the context managers that it makes, of what is run again, or of evicted bytes."""
+
     def recomputed(self) -> list[tuple[Prepared, int]]:
         """Return what was run again, and how often."""
 

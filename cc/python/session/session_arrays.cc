@@ -203,6 +203,7 @@ void SessionCore::Clear() {
   spare_recipes_.clear();
   donated_.clear();
   recomputed_.clear();
+  annotate_.reset();
   dead_->clear();
 }
 

@@ -170,6 +170,7 @@ void BindSession(nb::module_& module) {
            nb::arg("key"))
       .def("note_outside", &SessionCore::NoteOutside, nb::arg("storage"), nb::arg("nbytes"))
       .def("is_outside", &SessionCore::IsOutside, nb::arg("storage"))
+      .def("annotate", &SessionCore::Annotate, nb::arg("make"))
       .def("recomputed", &SessionCore::Recomputed)
       .def("makers", &SessionCore::Makers)
       .def("key_of", &SessionCore::KeyOf, nb::arg("storage"))

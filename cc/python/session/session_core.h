@@ -145,6 +145,9 @@ class SessionCore : public PyEngine {
   // What the session does is noted in it from now on; before the first source. Its owner keeps it
   // alive until Clear.
   void Log(SessionLog* log) { log_ = log; }
+  // `make`: called with what is run again and 0, or with None and the bytes of what is evicted;
+  // returns a context manager to be in meanwhile.
+  void Annotate(nanobind::object make) { annotate_ = std::move(make); }
   // As Put, for a source that the call reads.
   void PutSource(StorageId storage, nanobind::object array, int32_t key, int64_t offset);
 
@@ -284,6 +287,7 @@ class SessionCore : public PyEngine {
   std::vector<std::unique_ptr<Recipe>> spare_recipes_;  // empty, but for what their lists take
   std::unordered_map<StorageId, std::vector<View>> views_;
   std::unordered_set<StorageId> donated_;
+  nanobind::object annotate_;  // invalid: nobody asks
   // What was run again; their owners are the keys.
   std::unordered_map<PyObject*, std::pair<nanobind::object, int64_t>> recomputed_;
   int64_t incoming_bytes_ = 0;  // of the operation that is asked for: of its results outside

@@ -37,6 +37,7 @@ from coop_jax._src.eager.values import Value, aval_of_key, operand_key
 from coop_jax._src.execution.executables import Executable
 from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.execution.stats import CallCounts
+from coop_jax._src.execution.trace_annotations import annotate_session
 from coop_jax._src.ir import primitives, stacks
 from coop_jax._src.ir.refs import CallersRefs, RefCell
 from coop_jax._src.ir.stacks import Stack
@@ -97,14 +98,13 @@ class Session:
         )
         number_checks.follow()
         core = self._core
+        annotate_session(core)
         if interrupts is not None:
             core.interrupt_by(interrupts)
         known_bytes = 0 if lesson is None else lesson.workspace_bytes
         core.workspace_bytes = max(runtime.workspace_bytes, known_bytes)
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
-        recording = runtime.recording
-        alignment = settings.alignment_bytes
-        self._recording = None if recording is None else recording.begin_session(core, alignment)
+        self._recording = runtime.record_session(core)
         self._callers_refs = CallersRefs()
         if lesson is not None:
             core.record(lesson.history, follow=lesson.follows)
@@ -338,8 +338,7 @@ class Session:
         counters.session_search_seconds += core.stats().search_seconds
         counters.call_seconds += time.perf_counter() - self._begin
         for prepared, count in core.recomputed():
-            kernel = prepared.kernel
-            counters.recomputed.add(kernel.label, "", count, count * kernel.cost_seconds)
+            counters.recomputed.add_kernel(prepared.kernel, count)
         self._runtime.count(
             CallCounts.of(
                 core.stats(),

@@ -11,7 +11,8 @@ Thread rule: plain data.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from coop_jax import _core
 from coop_jax._src.execution.executables import Executable
@@ -102,6 +103,7 @@ class CompiledPlan:
       provision: the workspace that operations have of their own.
       refill_seconds: expected for pages that go to XLA's workspace and come back.
       tally: what each call runs again, and how many calls there were.
+      annotate: for profilers, see `trace_annotations`; None until one traces.
       replay: the instructions in C++, once the executor has made it.
     """
 
@@ -122,4 +124,5 @@ class CompiledPlan:
     provision: Provision
     refill_seconds: float
     tally: Tally
+    annotate: Callable[[int], Any] | None = None
     replay: _core.Replay | None = None

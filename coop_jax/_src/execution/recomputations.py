@@ -13,6 +13,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable
 
+from coop_jax._src.ir.kernels import Kernel
 from coop_jax._src.ir.program import Operation
 
 
@@ -78,6 +79,10 @@ class Totals:
         """Adds what was run again."""
         self._counts[operation, source] += count
         self._seconds[operation, source] += seconds
+
+    def add_kernel(self, kernel: Kernel, count: int) -> None:
+        """Adds a kernel that was run again, nobody knows from which line."""
+        self.add(kernel.label, "", count, count * kernel.cost_seconds)
 
     def operations(self) -> tuple[RecomputedOperation, ...]:
         """Everything so far, what takes longest first."""

@@ -20,7 +20,7 @@ from coop_jax import _core
 from coop_jax._src.compat import contexts, devices, thread_state
 from coop_jax._src.execution import constants
 from coop_jax._src.execution import verification as verifying
-from coop_jax._src.execution.call_recording import CallRecording
+from coop_jax._src.execution.call_recording import CallRecording, OpenRecording
 from coop_jax._src.execution.pool_memory import PoolMemory
 from coop_jax._src.execution.runtime_report import RuntimeReport, report_of
 from coop_jax._src.execution.stats import CallCounts, Counters, Stats
@@ -283,6 +283,11 @@ class Runtime:
     def count(self, call: CallCounts) -> None:
         """Adds one call to the statistics."""
         self.counters.add(call, self.cache.compilations)
+
+    def record_session(self, core: _core.SessionCore) -> OpenRecording | None:
+        """Records a session, if somebody asks."""
+        recording, alignment = self.recording, self.settings.alignment_bytes
+        return None if recording is None else recording.begin_session(core, alignment)
 
     def exceeded(
         self,
