@@ -10,6 +10,7 @@ Thread rule: functions of their arguments. Cost: linear in the program.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Sequence
 
 from coop_jax import _core
@@ -40,7 +41,9 @@ def exceeded(
     plan = made.plan
     failure = plan.failure
     assert failure is not None
-    named = _Named(program, made, residency, jaxprs.argument_names(signature.jaxpr))
+    alignment = runtime.settings.alignment_bytes
+    names = jaxprs.argument_names(signature.jaxpr)
+    named = _Named(program, made, residency, names, alignment)
     operation, source = named.operation()
     first = planner.first_residency(program)
     peak = planner.unbudgeted_peak(
@@ -55,7 +58,7 @@ def exceeded(
         program,
         residency,
         made.provision,
-        runtime.settings.alignment_bytes,
+        alignment,
         costs,
     )
     return runtime.exceeded(
@@ -75,11 +78,21 @@ def exceeded(
 class _Named:
     """What a plan held when it failed, in the program's words."""
 
-    def __init__(self, program: Program, made: Fitted, residency: Residency, names: Sequence[str]):
+    def __init__(
+        self,
+        program: Program,
+        made: Fitted,
+        residency: Residency,
+        names: Sequence[str],
+        alignment_bytes: int,
+    ):
         self._program, self._plan, self._provision = program, made.plan, made.provision
-        assert made.plan.failure is not None
-        self._failure = made.plan.failure
+        failure = made.plan.failure
+        assert failure is not None
+        self._failure = failure
         self._residency, self._names = residency, names
+        self._alignment_bytes = alignment_bytes
+        self._own_blocks: collections.Counter[int] = collections.Counter()  # still to be named
         self._inputs: dict[int, int] = {}  # numbers, by storage
         for number, value in enumerate(program.inputs):
             self._inputs.setdefault(program.values[value].storage, number)
@@ -109,6 +122,9 @@ class _Named:
 
     def held(self) -> list[HeldStorage]:
         """What was in memory."""
+        number, aligned = self._failure.operation, self._alignment_bytes
+        blocks = self._provision.blocks(number) if number >= 0 else ()
+        self._own_blocks = collections.Counter(-(-n // aligned) * aligned for n in blocks)
         found = [self._block(*block) for block in self._failure.held if block[0] != "reservation"]
         return found + self._beside()[0]
 
@@ -130,6 +146,10 @@ class _Named:
         program = self._program
         if why == "output":
             op = program.operations[self._failure.operation]
+            if self._own_blocks[nbytes]:  # a result of that size would be as much
+                self._own_blocks[nbytes] -= 1
+                what = f"XLA's temporary memory of {op.kernel.label}"
+                return HeldStorage(nbytes, "workspace", what, source=op.source, why="workspace")
             return HeldStorage(nbytes, "values", op.kernel.label, (), "", op.source, "output")
         if storage < 0:
             return HeldStorage(nbytes, "other arrays", "array in the pool", why="other array")

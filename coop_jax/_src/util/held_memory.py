@@ -192,11 +192,12 @@ def _joined(group: Sequence[HeldStorage]) -> HeldStorage:
     first = group[0]
     if len(group) == 1:
         return first
+    noun = "blocks" if first.kind == "workspace" else "arrays"
     alike = len({(s.shape, s.dtype) for s in group}) == 1
     return dataclasses.replace(
         first,
         nbytes=sum(s.nbytes for s in group),
-        what=f"{_root(first.what)}, {len(group)} arrays" + (" of" if alike and first.dtype else ""),
+        what=f"{_root(first.what)}, {len(group)} {noun}" + (" of" if alike and first.dtype else ""),
         shape=first.shape if alike else (),
         dtype=first.dtype if alike else "",
     )
