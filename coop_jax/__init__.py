@@ -5,7 +5,9 @@ from coop_jax._core import Evict as Evict
 from coop_jax._core import Placement as Placement
 from coop_jax._core import Run as Run
 from coop_jax._src.eager.api import remat_eager as remat_eager
+from coop_jax._src.execution.recomputations import RecomputedOperation as RecomputedOperation
 from coop_jax._src.execution.runtime import Runtime as Runtime
+from coop_jax._src.execution.runtime_report import RuntimeReport as RuntimeReport
 from coop_jax._src.execution.stats import Stats as Stats
 from coop_jax._src.execution.verification import VerificationError as VerificationError
 from coop_jax._src.ir.cost_model import DeviceProfile as DeviceProfile
@@ -39,5 +41,6 @@ from coop_jax._src.util.errors import BudgetExceededError as BudgetExceededError
 from coop_jax._src.util.errors import BudgetReport as BudgetReport
 from coop_jax._src.util.errors import CompiledBudgetReport as CompiledBudgetReport
 from coop_jax._src.util.errors import ProgramFileError as ProgramFileError
+from coop_jax._src.util.held_memory import HeldStorage as HeldStorage
 
 __version__ = "0.1.0"

@@ -189,6 +189,16 @@ INPUT_ADOPT: int
 
 FailureReason: TypeAlias = Literal["none", "no_space", "thrashing", "limit"]
 
+HoldReason: TypeAlias = Literal[
+    "evictable", "read", "permanent", "no_recipe", "output", "reservation"
+]
+"""Why a block of the pool is held.
+
+"evictable": it could be evicted; "read": an operation reads it that is to run, or that waits;
+"permanent": a result, or made from what was overwritten; "no_recipe": a source, or made by an
+operation that is never repeated; "output": placed for the operation that is to run.
+"""
+
 @final
 class Failure:
     """Why a request failed, measured when it did: before what it had begun was taken back.
@@ -204,6 +214,9 @@ class Failure:
       largest_free_block_bytes: the largest free block.
       largest_window_bytes: the largest run of free and evictable neighbours.
       operation: the operation that was to run (perhaps a recomputation), -1 for none.
+      held: (why, storage, offset, bytes) of each block that was held, in address order; together
+        `in_use_bytes`, and those that are not "evictable" `pinned_bytes`. The storage is -1 for
+        what is none, or nobody's that is known.
     """
 
     @property
@@ -222,6 +235,9 @@ class Failure:
     def largest_window_bytes(self) -> int: ...
     @property
     def operation(self) -> int: ...
+    @property
+    def held(self) -> list[tuple[HoldReason, int, int, int]]:
+        """Built anew by each access."""
 
 @final
 class EngineStats:
@@ -539,10 +555,12 @@ class Replay:
         begin: int,
         interrupts: Interrupts,
         misplaced: Callable[[int, Sequence[Any]], Sequence[Any]],
+        annotate: Callable[[int], Any] | None = None,
     ) -> int:
         """Carry out instructions from ``begin`` on; return the number of the caller's next one.
 
         ``interrupts``: checked between two operations, until a donated array of the user is gone.
+        ``annotate``: called with the number of each launch; returns a context manager, or None.
 
         Raises:
             Whatever an operation raises, or ``interrupts.check()``.
@@ -915,6 +933,19 @@ class SessionCore(Engine):
     def array_of(self, session: SessionCallbacks, storage: int, key: int) -> Any: ...
     def note_outside(self, storage: int, nbytes: int) -> None: ...
     def is_outside(self, storage: int) -> bool: ...
+    def annotate(self, make: Callable[[Prepared | None, int], Any]) -> None:
+        """Be in the context managers that it makes, of what is run again, or of evicted bytes."""
+
+    def recomputed(self) -> list[tuple[Prepared, int]]:
+        """Return what was run again, and how often."""
+
+    def makers(self) -> dict[int, Prepared]:
+        """Return what would make them again, by storage; slow, for messages."""
+
+    def key_of(self, storage: int) -> int:
+        """Return the number of its shape and dtype, -1 where it is not known."""
+
+    def is_donated(self, storage: int) -> bool: ...
     def donate(self, storage: int) -> None:
         """Delete the array when it is dropped: its owner gave it up."""
 

@@ -93,6 +93,16 @@ void ExpectSane(const Program& program, const PlanOptions& options, const Plan& 
   EXPECT_GE(failure.in_use_bytes, 0);
   EXPECT_LE(failure.pinned_bytes, failure.in_use_bytes);
   EXPECT_GE(failure.pinned_bytes, 0);
+  int64_t held_bytes = 0;
+  int64_t pinned_bytes = 0;
+  for (const HeldBlock& block : failure.held) {
+    held_bytes += block.bytes;
+    if (block.reason != HoldReason::kEvictable) pinned_bytes += block.bytes;
+    EXPECT_GE(block.storage, kNone);
+    EXPECT_LT(block.storage, program.storage_count());
+  }
+  EXPECT_EQ(held_bytes, failure.in_use_bytes);
+  EXPECT_EQ(pinned_bytes, failure.pinned_bytes);
   EXPECT_LE(failure.largest_free_block_bytes, capacity_bytes);
   EXPECT_GE(failure.largest_window_bytes, failure.largest_free_block_bytes);
   EXPECT_LE(failure.largest_window_bytes, capacity_bytes);

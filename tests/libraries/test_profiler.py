@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from training import FRONT_ENDS, both_front_ends, make
 
 from tests.testing.comparison import assert_same_bits
@@ -58,6 +59,27 @@ def test_annotations_and_a_trace_change_nothing(front_end: str, tmp_path: pathli
     assert step.runtime.stats().rematerialisations > 0
     assert list(tmp_path.rglob("*.xplane.pb"))
     assert_same_bits(step(_params(), _x()), expected)
+
+
+@both_front_ends
+@pytest.mark.no_recomputation("the budget is a share of what is needed without")
+def test_a_trace_shows_evictions_and_recomputations(front_end: str, tmp_path: pathlib.Path) -> None:
+    unbudgeted = make(front_end, _step, None, donate=False)
+    unbudgeted(_params(), _x())
+    step = make(front_end, _step, int(unbudgeted.runtime.stats().peak_bytes * 0.6), donate=False)
+    for _ in range(3):  # then a plan is carried out in C++
+        step(_params(), _x())
+    before = step.runtime.stats()
+    with jax.profiler.trace(str(tmp_path)):
+        jax.block_until_ready(step(_params(), _x()))
+    after = step.runtime.stats()
+    (file,) = tmp_path.rglob("*.xplane.pb")
+    data = jax.profiler.ProfileData.from_file(str(file))
+    names = [event.name for plane in data.planes for line in plane.lines for event in line.events]
+    again = [name for name in names if name.startswith("coop_jax: run again ")]
+    assert len(again) == after.rematerialisations - before.rematerialisations > 0
+    evicted = [name for name in names if name.startswith("coop_jax: evict")]
+    assert 0 < len(evicted) <= after.evictions - before.evictions
 
 
 def test_device_memory_profile_with_arrays_in_the_pool() -> None:

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace coop {
 
@@ -143,6 +144,25 @@ enum class FailureReason : uint8_t {
   kLimit,      // more would be recomputed than EngineOptions::max_recompute allows
 };
 
+// Why a block of the pool is held.
+enum class HoldReason : uint8_t {
+  kEvictable,   // it could be evicted
+  kRead,        // an operation reads it that is to run, or that waits for its other operands
+  kPermanent,   // its recipe was given up: a result, or made from what was overwritten
+  kNoRecipe,    // a source, or the output of an operation that is never repeated
+  kOutput,      // placed for the operation that is to run
+  kReservation  // by Reserve
+};
+
+// A block of the pool that was held when a request failed.
+struct HeldBlock {
+  HoldReason reason = HoldReason::kEvictable;
+  StorageId storage = kNone;  // kNone for kOutput and kReservation
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  friend bool operator==(const HeldBlock&, const HeldBlock&) = default;
+};
+
 // Why the last failed request failed, measured when it did (before the roll-back).
 struct Failure {
   FailureReason reason = FailureReason::kNoFailure;
@@ -153,6 +173,8 @@ struct Failure {
   int64_t largest_free_block_bytes = 0;  //
   int64_t largest_window_bytes = 0;      // largest run of free and evictable neighbours
   OperationId operation = kNone;         // the one that was to run (perhaps a recomputation)
+  std::vector<HeldBlock>
+      held;  // in address order; together in_use_bytes, all but kEvictable pinned
 };
 
 // Counters since the engine was made. All but search_seconds are deterministic.

@@ -221,6 +221,11 @@ size_t Engine::Abort(size_t actions_done) {
 const std::vector<Action>& Engine::actions() const { return impl_->memory.actions; }
 const std::vector<Placement>& Engine::placements() const { return impl_->memory.placements; }
 const Failure& Engine::failure() const { return impl_->failure; }
+Failure Engine::Describe() const {
+  Failure failure;
+  impl_->memory.Describe(&failure);
+  return failure;
+}
 
 void Engine::MakePermanent(StorageId storage) {
   impl_->memory.Commit();

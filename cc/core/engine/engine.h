@@ -121,6 +121,8 @@ class Engine {
   [[nodiscard]] const std::vector<Placement>& placements() const;
   // Why the last transaction that returned false did (or AddAdopted).
   [[nodiscard]] const Failure& failure() const;
+  // What is in the pool now, as a failure would say it; without a reason or a request.
+  [[nodiscard]] Failure Describe() const;
 
   // --- References ---
 

@@ -1,5 +1,6 @@
 // Finding room: for outputs, adopted inputs and reservations.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "cc/core/engine/engine_impl.h"
@@ -185,10 +186,10 @@ bool Engine::Impl::PlaceOutputs() {
       placed_[order_[n]].block = memory.Take(room, rounded(order_[n]), side, kScratchBlock);
       continue;
     }
-    const Failure earlier_failure = failure;
+    Failure earlier_failure = std::move(failure);
     Fail(FailureReason::kNoSpace, graph.output(placed_[order_[n]].output).bytes);
     if (n == 0 || !PlaceTogether(n, by_policy)) return false;
-    failure = earlier_failure;
+    failure = std::move(earlier_failure);
     return true;
   }
   return true;
@@ -236,15 +237,10 @@ bool Engine::Impl::PlaceTogether(size_t placed_count, Side side) {
 }
 
 bool Engine::Impl::Fail(FailureReason reason, int64_t requested_bytes) {
-  const BlockList& blocks = memory.blocks();
-  failure = {.reason = reason,
-             .requested_bytes = requested_bytes,
-             .capacity_bytes = blocks.capacity_bytes(),
-             .in_use_bytes = blocks.held_bytes(),
-             .pinned_bytes = blocks.held_bytes() - memory.EvictableBytesNow(),
-             .largest_free_block_bytes = blocks.LargestFreeBytes(),
-             .largest_window_bytes = memory.LargestWindowBytes(),
-             .operation = frames_.empty() ? kNone : frames_.back().operation};
+  memory.Describe(&failure);
+  failure.reason = reason;
+  failure.requested_bytes = requested_bytes;
+  failure.operation = frames_.empty() ? kNone : frames_.back().operation;
   return false;
 }
 

@@ -57,9 +57,9 @@ bool Engine::Impl::Prepare(OperationId operation) {
     if (done) return true;
     Undo(begin, 0);
     // One by one all that waits is pinned: that says less of what would do.
-    if (!attempt.one_by_one) reported = failure;
+    if (!attempt.one_by_one) std::swap(reported, failure);
   }
-  failure = reported;
+  failure = std::move(reported);
   Undo(start, 0);
   memory.Commit();
   return false;

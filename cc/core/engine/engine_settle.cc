@@ -59,7 +59,7 @@ bool Engine::Impl::Settle(OperationId operation, StorageId source) {
   const Residency::MarkPoint before = memory.Mark();
   const size_t floor = frames_.size();
   const int64_t recomputations_left = recomputations_left_;
-  const Failure earlier_failure = failure;
+  Failure earlier_failure = std::move(failure);
   std::vector<PlacedOutput> placed = std::move(placed_);  // recomputations use it
   bool settled = true;
   for (const StorageId dependent : dependents_) {
@@ -78,12 +78,13 @@ bool Engine::Impl::Settle(OperationId operation, StorageId source) {
   placed_ = std::move(placed);
   if (settled && is_settled()) {
     ++permanents_made_;
+    failure = std::move(earlier_failure);
     return true;
   }
   // No room for all of them: the output gets a fresh block instead, and the source stays.
   Undo(before, floor);
   recomputations_left_ = recomputations_left;
-  failure = earlier_failure;
+  failure = std::move(earlier_failure);
   return false;
 }
 

@@ -131,6 +131,8 @@ class Residency {
   // Bytes of the largest run of neighbours that are free or evictable now.
   [[nodiscard]] int64_t LargestWindowBytes() const;
   [[nodiscard]] int64_t EvictableBytesNow() const;
+  // What a failure says of the pool: every size but that of the request, and all held blocks.
+  void Describe(Failure* failure) const;
   // Free bytes / pool bytes.
   [[nodiscard]] double Fragmentation() const;
 

@@ -68,6 +68,33 @@ size_t Residency::Abort(size_t actions_done) {
   return actions.size();
 }
 
+void Residency::Describe(Failure* failure) const {
+  failure->capacity_bytes = blocks_.capacity_bytes();
+  failure->in_use_bytes = blocks_.held_bytes();
+  failure->pinned_bytes = blocks_.held_bytes() - EvictableBytesNow();
+  failure->largest_free_block_bytes = blocks_.LargestFreeBytes();
+  failure->largest_window_bytes = LargestWindowBytes();
+  failure->held.clear();
+  for (BlockId b = blocks_.first(); b != kNone; b = blocks_[b].next) {
+    const Block& block = blocks_[b];
+    if (block.is_free()) continue;
+    HeldBlock found{.storage = kNone, .offset = block.offset, .bytes = block.bytes};
+    if (block.holder < 0) {
+      found.reason =
+          block.holder == kReservedBlock ? HoldReason::kReservation : HoldReason::kOutput;
+    } else {
+      const Storage& storage = graph_.storage(block.holder);
+      found.storage = block.holder;
+      // What no recipe makes again would stay without any reader, too.
+      found.reason = storage.permanent              ? HoldReason::kPermanent
+                     : storage.producer == kNone    ? HoldReason::kNoRecipe
+                     : IsEvictableNow(block.holder) ? HoldReason::kEvictable
+                                                    : HoldReason::kRead;
+    }
+    failure->held.push_back(found);
+  }
+}
+
 void Residency::Validate() const {
   blocks_.Validate();
   graph_.Validate();

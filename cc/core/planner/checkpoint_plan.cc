@@ -284,6 +284,11 @@ Plan PlanAroundCheckpoints(const Program& program, const PlanOptions& options) {
   };
   plan.failed_operation = in_original(plan.failed_operation);
   plan.failure.operation = in_original(plan.failure.operation);
+  for (HeldBlock& block : plan.failure.held) {
+    if (block.storage != kNone) {
+      block.storage = rewriting.storage_of[static_cast<size_t>(block.storage)];
+    }
+  }
   plan.stats.operations -= rewriting.copies;
   plan.stats.recomputations += rewriting.copies;
   plan.stats.compute_seconds -= rewriting.copied_seconds;

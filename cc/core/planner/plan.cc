@@ -189,10 +189,18 @@ class Planner {
   bool Fail(int32_t operation) {
     plan_.failure = engine_.failure();
     plan_.failed_operation = operation;
-    const auto failed = static_cast<size_t>(plan_.failure.operation);
-    plan_.failure.operation =
-        plan_.failure.operation == kNone ? kNone : program_operations_[failed];
+    int32_t& running = plan_.failure.operation;
+    if (running != kNone) running = program_operations_[static_cast<size_t>(running)];
+    NameHeld();
     return false;
+  }
+
+  // The failure's blocks by the program's ids.
+  void NameHeld() {
+    for (HeldBlock& block : plan_.failure.held) {  // kNone is no index of the list, either
+      const auto id = static_cast<size_t>(block.storage);
+      block.storage = id < program_storages_.size() ? program_storages_[id] : kNone;
+    }
   }
 
   [[nodiscard]] bool Thrashes() const {
@@ -204,16 +212,10 @@ class Planner {
   }
 
   bool FailThrashing(int32_t operation) {
-    const EngineStats& stats = engine_.stats();
-    plan_.failure = Failure{.reason = FailureReason::kThrashing,
-                            .requested_bytes = 0,
-                            .capacity_bytes = options_.engine.capacity_bytes,
-                            .in_use_bytes = stats.in_use_bytes + stats.reserved_bytes,
-                            .pinned_bytes = stats.reserved_bytes,
-                            .largest_free_block_bytes = engine_.largest_free_block_bytes(),
-                            .largest_window_bytes = engine_.largest_free_block_bytes(),
-                            .operation = operation};
-    plan_.failed_operation = operation;
+    plan_.failure = engine_.Describe();
+    plan_.failure.reason = FailureReason::kThrashing;
+    plan_.failure.operation = plan_.failed_operation = operation;
+    NameHeld();
     return false;
   }
 

@@ -17,6 +17,20 @@ constexpr Named<FailureReason> kReasons[] = {{FailureReason::kNoFailure, "none"}
                                              {FailureReason::kThrashing, "thrashing"},
                                              {FailureReason::kLimit, "limit"}};
 
+constexpr Named<HoldReason> kHoldReasons[] = {
+    {HoldReason::kEvictable, "evictable"}, {HoldReason::kRead, "read"},
+    {HoldReason::kPermanent, "permanent"}, {HoldReason::kNoRecipe, "no_recipe"},
+    {HoldReason::kOutput, "output"},       {HoldReason::kReservation, "reservation"}};
+
+nb::list HeldList(const Failure& failure) {
+  nb::list list;
+  for (const HeldBlock& block : failure.held) {
+    list.append(nb::make_tuple(NameOf(kHoldReasons, block.reason), block.storage, block.offset,
+                               block.bytes));
+  }
+  return list;
+}
+
 }  // namespace
 
 void BindStats(nb::module_& module) {
@@ -47,7 +61,8 @@ void BindStats(nb::module_& module) {
       .Field("pinned_bytes", &Failure::pinned_bytes)
       .Field("largest_free_block_bytes", &Failure::largest_free_block_bytes)
       .Field("largest_window_bytes", &Failure::largest_window_bytes)
-      .Field("operation", &Failure::operation);
+      .Field("operation", &Failure::operation)
+      .Field("held", &HeldList);
 }
 
 }  // namespace coop::python

@@ -15,6 +15,7 @@
 #include "cc/core/base/types.h"
 #include "cc/python/memory/pool_bindings.h"
 #include "cc/python/support/py_objects.h"
+#include "cc/python/support/scoped_context.h"
 
 namespace nb = nanobind;
 
@@ -112,7 +113,8 @@ nb::object Replay::Import(const Cell& cell, bool write) {
   return Steal(PyObject_Vectorcall(load_.ptr(), load, extra + 1, nullptr));
 }
 
-size_t Replay::Run(nb::list values, size_t begin, Interrupts& interrupts, nb::handle misplaced) {
+size_t Replay::Run(nb::list values, size_t begin, Interrupts& interrupts, nb::handle misplaced,
+                   nb::handle annotate) {
   if (values.size() < static_cast<size_t>(value_count_)) {
     throw std::invalid_argument("the list must have an item for each value");
   }
@@ -122,16 +124,18 @@ size_t Replay::Run(nb::list values, size_t begin, Interrupts& interrupts, nb::ha
   for (; number < instructions_.size() && instructions_[number].ready; ++number) {
     const Instruction& instruction = instructions_[number];
     switch (instruction.kind) {
-      case Kind::kLaunch:
+      case Kind::kLaunch: {
         // Signals are seen between instructions, as between those of Python.
         if (PyErr_CheckSignals() != 0) {
           if (!interrupts.consumed) nb::raise_python_error();
           interrupts.Hold();
         }
         if (!interrupts.consumed) interrupts.Check();
+        const ScopedContext annotated(annotate.is_none() ? nb::object() : annotate(number));
         RunLaunch(launches_[static_cast<size_t>(instruction.index)], values.ptr(), number,
                   &interrupts, misplaced);
         break;
+      }
       case Kind::kView:
         SetItem(values.ptr(), instruction.index,
                 Import(cells_[static_cast<size_t>(instruction.cell)], /*write=*/false));
@@ -274,7 +278,7 @@ void BindReplay(nb::module_& module) {
       .def("add_other", &Replay::AddOther)
       .def("make_ready", &Replay::MakeReady, nb::arg("instruction"))
       .def("run", &Replay::Run, nb::arg("values"), nb::arg("begin"), nb::arg("interrupts"),
-           nb::arg("misplaced"))
+           nb::arg("misplaced"), nb::arg("annotate") = nb::none())
       .def("time_launches", &Replay::TimeLaunches)
       .def("take_launch_seconds", &Replay::TakeLaunchSeconds)
       .def_rw("compute_seconds", &Replay::compute_seconds)

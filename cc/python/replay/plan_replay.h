@@ -70,9 +70,10 @@ class Replay {
   // executor's, or how many there are. `values`: a list, changed. `interrupts`: of the call;
   // checked before each launch until a donated array of the user is gone, and told that.
   // `misplaced`: called with an instruction and its results where they do not lie as they should;
-  // returns those to keep.
+  // returns those to keep. `annotate`: None, or called with the number of each launch; returns a
+  // context manager to be in meanwhile, or None.
   size_t Run(nanobind::list values, size_t begin, Interrupts& interrupts,
-             nanobind::handle misplaced);
+             nanobind::handle misplaced, nanobind::handle annotate);
 
   // Where launches are ordered these say when they were enqueued, not what they took; only their
   // sum means something.

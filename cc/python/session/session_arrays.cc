@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "cc/python/memory/pool_bindings.h"
 #include "cc/python/session/session_core.h"
@@ -48,6 +49,27 @@ int32_t SessionCore::KeyOf(StorageId storage) const {
   const auto index = static_cast<size_t>(storage);
   if (Holds(storage)) return held_[index].key;
   return index < made_keys_.size() ? made_keys_[index] : -1;
+}
+
+nb::dict SessionCore::Makers() {
+  nb::dict makers;
+  std::vector<StorageId> outputs;
+  for (size_t n = 0; n < recipes_.size(); ++n) {
+    if (recipes_[n] == nullptr) continue;
+    engine().OutputsOf(static_cast<OperationId>(n), &outputs);
+    for (const StorageId output : outputs) {
+      if (output != kNone) makers[nb::int_(output)] = recipes_[n]->owner;
+    }
+  }
+  return makers;
+}
+
+nb::list SessionCore::Recomputed() const {
+  nb::list found;
+  for (const auto& [key, counted] : recomputed_) {
+    found.append(nb::make_tuple(counted.first, counted.second));
+  }
+  return found;
 }
 
 nb::object SessionCore::ArrayOf(nb::handle session, StorageId storage, int32_t key) {
@@ -180,6 +202,8 @@ void SessionCore::Clear() {
   recipes_.clear();
   spare_recipes_.clear();
   donated_.clear();
+  recomputed_.clear();
+  annotate_.reset();
   dead_->clear();
 }
 

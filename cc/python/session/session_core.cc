@@ -9,6 +9,7 @@
 
 #include "cc/python/engine/engine_bindings.h"
 #include "cc/python/support/py_objects.h"
+#include "cc/python/support/scoped_context.h"
 
 namespace nb = nanobind;
 
@@ -252,11 +253,20 @@ void SessionCore::CarryOut(nb::handle session) {
       if (action.kind == ActionKind::kRun) {
         Recipe& recipe = *recipes_[static_cast<size_t>(action.id)];
         if (log_ != nullptr) log_->Launch(recipe.owner, action.recompute);
+        if (action.recompute) {
+          auto& [owner, count] = recomputed_[recipe.owner.ptr()];
+          if (count++ == 0) owner = recipe.owner;
+        }
+        const ScopedContext annotated(
+            annotate_.is_valid() && action.recompute ? annotate_(recipe.owner, 0) : nb::object());
         Launch(session, recipe, placements_.data() + action.first_placement, action.recompute);
       } else if (action.kind == ActionKind::kMove) {
         Move(session, action.id, placements_[static_cast<size_t>(action.first_placement)].offset);
       } else {
         const bool evicts = action.kind == ActionKind::kEvict;
+        const ScopedContext annotated(annotate_.is_valid() && evicts
+                                          ? annotate_(nb::none(), engine().BytesOf(action.id))
+                                          : nb::object());
         Drop(action.id, evicts ? SessionEvent::kEvicted : SessionEvent::kDropped);
       }
     }

@@ -123,8 +123,15 @@ class SessionCore : public PyEngine {
   [[nodiscard]] nanobind::object ArrayOf(nanobind::handle session, StorageId storage, int32_t key);
   void NoteOutside(StorageId storage, int64_t bytes);
   [[nodiscard]] bool IsOutside(StorageId storage) const;
+  // What would make them again, by storage. For messages: it asks every recipe.
+  [[nodiscard]] nanobind::dict Makers();
+  // Of the array that is held, or of the one that an evicted storage comes back as; -1: not known.
+  [[nodiscard]] int32_t KeyOf(StorageId storage) const;
+  // (prepared, how often it was run again), in no order.
+  [[nodiscard]] nanobind::list Recomputed() const;
   // The array is the caller's and is deleted when it is dropped.
   void Donate(StorageId storage) { donated_.insert(storage); }
+  [[nodiscard]] bool IsDonated(StorageId storage) const { return donated_.count(storage) != 0; }
   void Drop(StorageId storage, SessionEvent why = SessionEvent::kDropped);
   void Clear();
   // Sources of the session's engine.
@@ -138,6 +145,9 @@ class SessionCore : public PyEngine {
   // What the session does is noted in it from now on; before the first source. Its owner keeps it
   // alive until Clear.
   void Log(SessionLog* log) { log_ = log; }
+  // `make`: called with what is run again and 0, or with None and the bytes of what is evicted;
+  // returns a context manager to be in meanwhile.
+  void Annotate(nanobind::object make) { annotate_ = std::move(make); }
   // As Put, for a source that the call reads.
   void PutSource(StorageId storage, nanobind::object array, int32_t key, int64_t offset);
 
@@ -255,8 +265,6 @@ class SessionCore : public PyEngine {
   // A donated array is gone: the call has to finish.
   void NoteConsumed();
   Held& HeldOf(StorageId storage);
-  // Of the array that is held, or of the one that an evicted storage comes back as.
-  [[nodiscard]] int32_t KeyOf(StorageId storage) const;
 
   nanobind::object pool_;
   nanobind::object cells_owner_;
@@ -279,6 +287,9 @@ class SessionCore : public PyEngine {
   std::vector<std::unique_ptr<Recipe>> spare_recipes_;  // empty, but for what their lists take
   std::unordered_map<StorageId, std::vector<View>> views_;
   std::unordered_set<StorageId> donated_;
+  nanobind::object annotate_;  // invalid: nobody asks
+  // What was run again; their owners are the keys.
+  std::unordered_map<PyObject*, std::pair<nanobind::object, int64_t>> recomputed_;
   int64_t incoming_bytes_ = 0;  // of the operation that is asked for: of its results outside
   // Reused by each Run; nothing that Run calls runs another operation of this session.
   std::vector<Ref> refs_;

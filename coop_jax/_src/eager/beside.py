@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from coop_jax import _core
 from coop_jax._src.eager import constants
+from coop_jax._src.eager.refusals import Refusals
 from coop_jax._src.execution.runtime import Runtime
-
-_LARGEST_ALIGNMENT = 256  # of blocks, on any device
 
 
 class Beside:
@@ -22,11 +21,12 @@ class Beside:
       peak_bytes: the most that was there at once, pool and room; known once the call is over.
     """
 
-    __slots__ = ("_core", "_runtime", "peak_bytes")
+    __slots__ = ("_core", "_refusals", "_runtime", "peak_bytes")
 
-    def __init__(self, runtime: Runtime, core: _core.SessionCore):
+    def __init__(self, runtime: Runtime, core: _core.SessionCore, refusals: Refusals):
         self._runtime = runtime
         self._core = core
+        self._refusals = refusals
         self.peak_bytes = 0
 
     def reserve(
@@ -53,9 +53,7 @@ class Beside:
             if core.give_up():
                 self.reserve(session, incoming_bytes, workspace_bytes)
                 return
-            raise self._runtime.exceeded(
-                core.failure(), "arguments, small values and workspace"
-            ) from None
+            raise self._refusals.beside(workspace_bytes) from None
         core.reset_peak()  # what the reservation evicted was not beside what needs the room
         for offset, nbytes in core.reserved_blocks():
             self._runtime.memory().pool.discard(offset, nbytes)
@@ -81,23 +79,3 @@ class Beside:
             peak = pool_bytes + -(-beside // alignment) * alignment
         self.peak_bytes = max(self.peak_bytes, peak)
         core.reset_peak()
-
-
-def enough_bytes(core: _core.SessionCore, runtime: Runtime, requested_bytes: int) -> int | None:
-    """A budget for all that is held now, whether it is there or not, and one request.
-
-    None where that is less than there is: what was needed at once is not held any more.
-    """
-    held = seen = storage = 0
-    while seen < core.live_storages:
-        state = core.state_of(storage)
-        seen += state != "dead"
-        if state in ("resident", "evicted") and core.refs_of(storage) > 0:
-            held += _rounded(core.bytes_of(storage))
-        storage += 1
-    enough = held + _rounded(requested_bytes) + core.workspace_bytes
-    return enough if enough > runtime.capacity_bytes() else None
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // _LARGEST_ALIGNMENT) * _LARGEST_ALIGNMENT

@@ -16,6 +16,7 @@ Thread rule: one thread, under the runtime's lock.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,14 +28,16 @@ from coop_jax import _core
 from coop_jax._src.compat import arrays, contexts, jaxprs, number_checks, wide
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.eager import interpreter
-from coop_jax._src.eager.beside import Beside, enough_bytes
+from coop_jax._src.eager.beside import Beside
 from coop_jax._src.eager.first_launches import Launch, first_launch
 from coop_jax._src.eager.operation_cache import Prepared, Preparer
+from coop_jax._src.eager.refusals import Refusals
 from coop_jax._src.eager.session_inputs import Externals
 from coop_jax._src.eager.values import Value, aval_of_key, operand_key
 from coop_jax._src.execution.executables import Executable
 from coop_jax._src.execution.runtime import Runtime
 from coop_jax._src.execution.stats import CallCounts
+from coop_jax._src.execution.trace_annotations import annotate_session
 from coop_jax._src.ir import primitives, stacks
 from coop_jax._src.ir.refs import CallersRefs, RefCell
 from coop_jax._src.ir.stacks import Stack
@@ -65,7 +68,7 @@ class Session:
           donated: arrays that are given up.
           lesson: what is known of such calls, and what learns from this one.
         """
-        self._closed = False
+        self._closed, self._begin = False, time.perf_counter()
         self._runtime = runtime
         self._memory = runtime.memory()
         self._preparer = Preparer(runtime.cache, self._memory.device)
@@ -95,18 +98,19 @@ class Session:
         )
         number_checks.follow()
         core = self._core
+        annotate_session(core)
         if interrupts is not None:
             core.interrupt_by(interrupts)
         known_bytes = 0 if lesson is None else lesson.workspace_bytes
         core.workspace_bytes = max(runtime.workspace_bytes, known_bytes)
         core.reserved_bytes = runtime.capacity_bytes() if runtime.budget_bytes is None else 0
-        recording = runtime.recording
-        self._end_recording = None if recording is None else recording.begin_session(core)
-        self._beside = Beside(runtime, core)
+        self._recording = runtime.record_session(core)
         self._callers_refs = CallersRefs()
         if lesson is not None:
             core.record(lesson.history, follow=lesson.follows)
         self._externals = Externals(core, self._memory, donated)
+        self._refusals = Refusals(runtime, core, self._externals, self._recording)
+        self._beside = Beside(runtime, core, self._refusals)
         # At once what the last call needed in the end, as its plan has it.
         if lesson is not None and lesson.reserved_bytes > core.reserved_bytes:
             core.reserve_room(self, lesson.reserved_bytes)
@@ -269,14 +273,7 @@ class Session:
         self._core.workspace_bytes = workspace_bytes
 
     def _on_no_space(self, prepared: Prepared | None, failure: _core.Failure) -> None:
-        enough = None
-        if failure.reason in ("thrashing", "limit"):
-            enough = enough_bytes(self._core, self._runtime, failure.requested_bytes)
-        if prepared is None:
-            raise self._runtime.exceeded(failure, "reading a value", enough_bytes=enough)
-        source = jaxprs.source_of(jaxprs.current_source())
-        operation = f"operation '{prepared.kernel.label}'"
-        raise self._runtime.exceeded(failure, operation, source, enough_bytes=enough)
+        raise self._refusals.of_operation(failure, prepared)
 
     def _on_in_place(self, prepared: Prepared, operand: int) -> Executable:
         """The form of an operation that writes its result over an operand."""
@@ -327,8 +324,8 @@ class Session:
         if not self._closed:
             self._closed = True
             self._count()
-            if self._end_recording is not None:
-                self._end_recording()
+            if self._recording is not None:
+                self._recording.end()
         self._core.clear()
         self._externals.clear()
         self._callers_refs.clear()
@@ -338,6 +335,10 @@ class Session:
         core, counters = self._core, self._runtime.counters
         counters.compute_seconds += core.compute_seconds
         counters.recompute_seconds += core.recompute_seconds
+        counters.session_search_seconds += core.stats().search_seconds
+        counters.call_seconds += time.perf_counter() - self._begin
+        for prepared, count in core.recomputed():
+            counters.recomputed.add_kernel(prepared.kernel, count)
         self._runtime.count(
             CallCounts.of(
                 core.stats(),

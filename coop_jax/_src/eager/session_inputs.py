@@ -105,6 +105,11 @@ class Externals:
             x, weak_type=False, committed=arrays.is_committed(x), shape=x.shape, dtype=x.dtype
         )
 
+    def storages(self) -> set[int]:
+        """Those of the values, as far as somebody outside still has the arrays; for messages."""
+        known = (value for _, value in list(self._known.values()))
+        return {value.storage for value in (*self._foreign.values(), *known)}
+
     def clear(self) -> None:
         """Lets go of everything; the session has ended."""
         self._known.clear()

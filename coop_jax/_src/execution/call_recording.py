@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 
 from coop_jax import _core
 from coop_jax._src.compat.sources import Sources
@@ -46,11 +45,13 @@ class RecordedSession:
     Attributes:
       log: what it did.
       sources: where the user's code was at each first launch.
+      alignment_bytes: what blocks of the pool are rounded up to.
       begin_seconds, end_seconds: as `time.perf_counter`.
     """
 
     log: _core.SessionLog
     sources: Sources
+    alignment_bytes: int
     begin_seconds: float
     end_seconds: float
 
@@ -73,9 +74,39 @@ class CallRecording:
         seconds = [] if plan.replay is None else plan.replay.take_launch_seconds()
         self.calls.append(RecordedPlan(plan, program, begin_seconds, end_seconds, seconds))
 
-    def begin_session(self, core: _core.SessionCore) -> Callable[[], None]:
-        """Has a session keep a log; returns what is called at its end."""
-        sources, begin = Sources(), time.perf_counter()
+    def begin_session(self, core: _core.SessionCore, alignment_bytes: int) -> OpenRecording:
+        """Has a session keep a log, until its end."""
+        sources = Sources()
         log = _core.SessionLog(sources.noter())
         core.log(log)
-        return lambda: self.calls.append(RecordedSession(log, sources, begin, time.perf_counter()))
+        return OpenRecording(self, log, sources, alignment_bytes, time.perf_counter())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenRecording:
+    """Of a session that goes on.
+
+    Attributes:
+      calls: where it goes at its end.
+      log, sources, alignment_bytes, begin_seconds: as of `RecordedSession`.
+    """
+
+    calls: CallRecording
+    log: _core.SessionLog
+    sources: Sources
+    alignment_bytes: int
+    begin_seconds: float
+
+    def so_far(self) -> RecordedSession:
+        """What the session has done up to now; what it does later is not timed."""
+        return RecordedSession(
+            self.log,
+            self.sources,
+            self.alignment_bytes,
+            self.begin_seconds,
+            time.perf_counter(),
+        )
+
+    def end(self) -> None:
+        """The session has come to its end."""
+        self.calls.calls.append(self.so_far())

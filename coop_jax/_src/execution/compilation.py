@@ -17,6 +17,7 @@ import concurrent.futures
 import concurrent.futures.thread  # at once: it cannot be imported while the interpreter ends
 import functools
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -49,6 +50,7 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
     missing = _missing(wanted, device)
     if not missing:
         return
+    begin = time.perf_counter()
     tuned = constants.TUNED
     most = min(os.cpu_count() or 1, tuned.compile_max_threads)
     workers = most if len(missing) > tuned.compile_few else 1
@@ -80,6 +82,8 @@ def compile_together(wanted: Iterable[Wanted], device: jax.Device, cache: Kernel
         finally:
             for future in running:
                 future.cancel()
+            with cache.lock:
+                cache.compile_seconds += time.perf_counter() - begin
 
 
 def compile_gradually(

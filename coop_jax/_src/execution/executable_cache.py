@@ -8,6 +8,7 @@ Thread rule: may be used from several threads.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from typing import cast
 
@@ -28,9 +29,11 @@ def executable(
         with cache.lock:
             found = known_executable(kernel, modes, device)
             if found is None:
+                begin = time.perf_counter()
                 found = lowered(kernel, modes, device)
                 found.compile()
                 keep(kernel, found, device, cache)
+                cache.compile_seconds += time.perf_counter() - begin
     return found
 
 

@@ -19,7 +19,7 @@ import jax
 from coop_jax import _core
 from coop_jax._src.compat import arrays, number_checks
 from coop_jax._src.execution import constants as tuning
-from coop_jax._src.execution import slot_copy
+from coop_jax._src.execution import slot_copy, trace_annotations
 from coop_jax._src.execution.executables import Executable
 from coop_jax._src.execution.instructions import CompiledPlan, Forget, Run, View
 from coop_jax._src.execution.native_replay import count_seconds, may_be_ready, replay_of
@@ -70,13 +70,14 @@ def execute(
         assert type(run) is Run
         return _placed(run.executable, run.slots, run.overwritten, results, memory)
 
+    annotate = trace_annotations.of_plan(compiled)
     number, end = 0, len(compiled.instructions)
     try:
         if replay is None:
             _check_constants(compiled, constants)
         while True:
             if replay is not None:
-                number = replay.run(env, number, interrupts, misplaced)
+                number = replay.run(env, number, interrupts, misplaced, annotate)
             if number == end:
                 break
             instruction = compiled.instructions[number]
@@ -84,7 +85,8 @@ def execute(
                 interrupts.check()
             if type(instruction) is Run:
                 interrupts.consumed |= instruction.consumes_input
-                _run(instruction, env, memory, counters, verifier)
+                with trace_annotations.of_launch(annotate, number):
+                    _run(instruction, env, memory, counters, verifier)
                 if replay is not None:
                     if instruction.consumes_input:
                         replay.obeyed = False  # as far as anybody knows
@@ -95,11 +97,7 @@ def execute(
             else:
                 assert type(instruction) is Forget
                 interrupts.consumed |= instruction.consumes_input
-                for value in instruction.values:
-                    if instruction.consumes_input and env[value] is not None:
-                        memory.pool.reclaim(memory.offset_of(env[value]))
-                        env[value].delete()
-                    env[value] = None
+                _forget(instruction, env, memory)
             number += 1
         obeyed = replay is not None and replay.obeyed
         return _outputs(compiled, env, inputs, memory, obeyed=obeyed), obeyed
@@ -208,6 +206,14 @@ def _run(
         counters.recompute_seconds += seconds
     else:
         counters.compute_seconds += seconds
+
+
+def _forget(forget: Forget, env: list[Any], memory: PoolMemory) -> None:
+    for value in forget.values:
+        if forget.consumes_input and env[value] is not None:
+            memory.pool.reclaim(memory.offset_of(env[value]))
+            env[value].delete()
+        env[value] = None
 
 
 def _copy_overwritten(run: Run, operands: list[Any], memory: PoolMemory) -> None:

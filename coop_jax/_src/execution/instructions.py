@@ -11,10 +11,12 @@ Thread rule: plain data.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from coop_jax import _core
 from coop_jax._src.execution.executables import Executable
+from coop_jax._src.execution.recomputations import Tally
 from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.ir.program import Operation
 from coop_jax._src.planning.pool_state import Residency
@@ -100,6 +102,8 @@ class CompiledPlan:
       residency: where the inputs lie.
       provision: the workspace that operations have of their own.
       refill_seconds: expected for pages that go to XLA's workspace and come back.
+      tally: what each call runs again, and how many calls there were.
+      annotate: for profilers, see `trace_annotations`; None until one traces.
       replay: the instructions in C++, once the executor has made it.
     """
 
@@ -119,4 +123,6 @@ class CompiledPlan:
     residency: Residency
     provision: Provision
     refill_seconds: float
+    tally: Tally
+    annotate: Callable[[int], Any] | None = None
     replay: _core.Replay | None = None

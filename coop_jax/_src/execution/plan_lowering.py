@@ -19,6 +19,7 @@ from coop_jax._src.execution.compilation import compile_together
 from coop_jax._src.execution.fitting import modes_of, wanted_by
 from coop_jax._src.execution.instructions import CompiledPlan, Forget, Instruction, Run, View
 from coop_jax._src.execution.pool_memory import PoolMemory
+from coop_jax._src.execution.recomputations import Tally
 from coop_jax._src.execution.stats import CallCounts
 from coop_jax._src.execution.value_numbers import Places
 from coop_jax._src.ir import cost_model
@@ -76,6 +77,7 @@ def compile_plan(
         residency=residency,
         provision=provision,
         refill_seconds=refill_seconds(provision, [number for number, _ in translator.workspaces]),
+        tally=Tally.of(x.operation for x in instructions if type(x) is Run and x.recompute),
     )
     return compiled, translator.workspaces
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,16 +20,18 @@ from coop_jax import _core
 from coop_jax._src.compat import contexts, devices, thread_state
 from coop_jax._src.execution import constants
 from coop_jax._src.execution import verification as verifying
-from coop_jax._src.execution.call_recording import CallRecording
+from coop_jax._src.execution.call_recording import CallRecording, OpenRecording
 from coop_jax._src.execution.pool_memory import PoolMemory
+from coop_jax._src.execution.runtime_report import RuntimeReport, report_of
 from coop_jax._src.execution.stats import CallCounts, Counters, Stats
 from coop_jax._src.ir import kernels
 from coop_jax._src.planning import policies
 from coop_jax._src.planning.planner import PlanSettings
 from coop_jax._src.util import budget as budgets
-from coop_jax._src.util import options
+from coop_jax._src.util import held_memory, options
 from coop_jax._src.util.droppable import Droppable
 from coop_jax._src.util.errors import BudgetExceededError, BudgetReport
+from coop_jax._src.util.held_memory import HeldStorage
 
 T = TypeVar("T")
 
@@ -142,6 +144,7 @@ class Runtime:
         self.max_recompute = budgets.check_max_recompute(max_recompute)
         self.cache = kernels.cache_for(self._device)
         self._compilations_before = self.cache.compilations
+        self._compile_seconds_before = self.cache.compile_seconds
         self.settings = PlanSettings(
             self._policy, 64 if self._device.platform == "cpu" else 256, self.cache.profile
         )
@@ -179,9 +182,31 @@ class Runtime:
             compilations=self.cache.compilations - self._compilations_before,
         )
 
+    def report(self) -> RuntimeReport:
+        """Where the time of calls went, and which operations were run again.
+
+        Example:
+          >>> import coop_jax, jax.numpy as jnp
+          >>> runtime = coop_jax.Runtime("64MiB")
+          >>> value = coop_jax.run(lambda x: (x @ x).sum(), runtime=runtime)(jnp.ones((8, 8)))
+          >>> report = runtime.report()
+          >>> report.stats.calls, report.compute_seconds <= report.total_seconds
+          (1, True)
+        """
+        counters = self.counters
+        return report_of(
+            self.stats(),
+            counters.call_seconds,
+            counters.plan_seconds + counters.session_search_seconds,
+            self.cache.compile_seconds - self._compile_seconds_before,
+            counters.recomputed.operations(),
+            ordered=self._memory is not None and self._memory.ordered,
+        )
+
     def counting_from(self, other: Runtime) -> Runtime:
         """The same runtime; what was compiled since the other one was made counts as its own."""
         self._compilations_before = other._compilations_before
+        self._compile_seconds_before = other._compile_seconds_before
         self.counters.compilations_before = other._compilations_before
         return self
 
@@ -259,6 +284,11 @@ class Runtime:
         """Adds one call to the statistics."""
         self.counters.add(call, self.cache.compilations)
 
+    def record_session(self, core: _core.SessionCore) -> OpenRecording | None:
+        """Records a session, if somebody asks."""
+        recording, alignment = self.recording, self.settings.alignment_bytes
+        return None if recording is None else recording.begin_session(core, alignment)
+
     def exceeded(
         self,
         failure: _core.Failure,
@@ -268,9 +298,11 @@ class Runtime:
         *,
         fused: bool = False,
         unbudgeted_peak_bytes: int | None = None,
-        largest_pinned: tuple[tuple[str, int], ...] = (),
+        held: Sequence[HeldStorage] = (),
+        requested: Sequence[HeldStorage] = (),
         donatable: bool = False,
         enough_bytes: int | None = None,
+        evidence: object | None = None,
     ) -> BudgetExceededError:
         """The error for a request that the engine could not meet."""
         capacity, alignment = self.capacity_bytes(), self.settings.alignment_bytes
@@ -289,12 +321,14 @@ class Runtime:
                 thrashing=failure.reason in ("thrashing", "limit"),
                 fused=fused,
                 unbudgeted_peak_bytes=unbudgeted_peak_bytes,
-                largest_pinned=largest_pinned,
+                held=held_memory.by_size(held),
+                requested=held_memory.by_size(requested),
                 donatable=donatable,
                 at_limit=failure.reason == "limit",
                 enough_bytes=enough_bytes,
                 lower_bound_bytes=max(least, capacity + 1),
-            )
+            ),
+            evidence,
         )
 
     def memory(self) -> PoolMemory:

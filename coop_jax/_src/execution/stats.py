@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from coop_jax import _core
+from coop_jax._src.execution.recomputations import Totals
 from coop_jax._src.util.options import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -61,6 +62,36 @@ class Stats:
     compilations: int
     calls: int = 0
     last_call: Stats | None = None
+
+    def scalars(self, prefix: str = "coop_jax/") -> dict[str, float]:
+        """The numbers by name, for writers of metrics (CLU, TensorBoard, Weights & Biases).
+
+        Args:
+          prefix: what names begin with.
+
+        Returns:
+          `prefix` + "total/" + the name of a field: since the runtime was made. `prefix` + "step/"
+          + the name: of the last call; left out before the first. Fields that are None are left
+          out, as is `calls` of the last call.
+
+        Example:
+          >>> import coop_jax, jax.numpy as jnp
+          >>> runtime = coop_jax.Runtime("64MiB")
+          >>> value = coop_jax.run(jnp.tanh, runtime=runtime)(jnp.ones(1024))
+          >>> scalars = runtime.stats().scalars()
+          >>> scalars["coop_jax/step/evictions"], scalars["coop_jax/total/calls"]
+          (0.0, 1.0)
+        """
+        found = self._numbers(f"{prefix}total/")
+        if self.last_call is not None:
+            found |= self.last_call._numbers(f"{prefix}step/")
+            del found[f"{prefix}step/calls"]
+        return found
+
+    def _numbers(self, prefix: str) -> dict[str, float]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del values["last_call"]
+        return {prefix + name: float(n) for name, n in values.items() if n is not None}
 
     def __str__(self) -> str:
         """A line for people."""
@@ -155,6 +186,11 @@ class Counters:
     compute_seconds_before: float = 0.0
     recompute_seconds_before: float = 0.0
     compilations_before: int = 0
+    # See `runtime_report`: of calls, of making plans in them, of searches in sessions.
+    call_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    session_search_seconds: float = 0.0
+    recomputed: Totals = dataclasses.field(default_factory=Totals)
     # Called with each executable that ran and its measured seconds, if somebody asks.
     recorder: Callable[[Executable, float], None] | None = None
 

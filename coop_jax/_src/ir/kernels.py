@@ -177,6 +177,7 @@ class KernelCache:
         self.profile = cost_model.profile_for(device.platform)
         self.lock = threading.RLock()
         self.compilations = 0
+        self.compile_seconds = 0.0  # that somebody waited for
         # The sessions', by the state of JAX's configuration; bounded by them.
         self.prepared: collections.OrderedDict[Hashable, _core.PreparedOperations] = (
             collections.OrderedDict()

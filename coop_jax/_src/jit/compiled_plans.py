@@ -35,7 +35,7 @@ class CompiledPlan:
       guard: what refuses.
       unguarded: the same function for what is done with it outside of calls, such as its jaxpr;
         None if it was kept on disk without that.
-      needed_bytes: what XLA needs for it on one device.
+      sizes: what XLA needs for it on one device.
       watched: the number of an argument's leaf that it reads; None if it reads none.
       exported: the program as it is kept on disk; None if it is not to be.
     """
@@ -43,9 +43,14 @@ class CompiledPlan:
     jitted: Any
     guard: Guard
     unguarded: Any
-    needed_bytes: int
+    sizes: compiled_memory.Sizes
     watched: int | None
     exported: bytes | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """What XLA needs for it on one device, all together."""
+        return self.sizes.needed
 
 
 class Planning:
@@ -117,8 +122,8 @@ class Planning:
         jitted = self._jitted(self._called_alike(function, guard, watched))
         with guard.opened():
             made = jitted.lower(*self._args, **self._kwargs).compile()
-        needed = compiled_memory.needed_bytes(made)
-        return CompiledPlan(jitted, guard, None, needed, watched, exported)
+        sizes = compiled_memory.sizes_of(made)
+        return CompiledPlan(jitted, guard, None, sizes, watched, exported)
 
     def _jitted(self, function: Callable[..., Any]) -> Any:
         platform, given = self._plain.device.platform, self._options.compiler_options

@@ -55,7 +55,7 @@ class Fitted(Generic[C]):
 
     Attributes:
       attempts: in order; the last one fits, or none does.
-      planned: the last one.
+      planned: that one; where none fits, the one that needs least.
       made: what was made of it.
       smallest_bytes: where none fits, a budget that does.
     """
@@ -102,13 +102,18 @@ def fit(
             # is another one.
             excess = attempt.needed_bytes / budget_bytes
             capacity = int(attempt.predicted_bytes / excess * TUNED.correction)
-        smallest = []
+        smallest: Fitted[C] | None = None
         for attempt in search.smallest_plans():
             bar.update()
+            found = search.found()
             if attempt.needed_bytes <= budget_bytes:
-                return search.found()
-            smallest.append(attempt.needed_bytes)
-    return dataclasses.replace(search.found(), smallest_bytes=min(smallest))
+                return found
+            if smallest is None or attempt.needed_bytes < smallest.needed_bytes:
+                smallest = found
+    assert smallest is not None
+    return dataclasses.replace(
+        smallest, attempts=search.found().attempts, smallest_bytes=smallest.needed_bytes
+    )
 
 
 def least_needed(planner: ProgramPlanner, compiled: Callable[[PlannedProgram], C]) -> int:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from coop_jax._src.compat import jaxprs
 from coop_jax._src.compat.guards import Guard
 from coop_jax._src.jit import plan_cache
-from coop_jax._src.jit.compiled_plans import CompiledPlan, Planning, check_agreement
-from coop_jax._src.jit.fitting import Fitted, fit
+from coop_jax._src.jit.compiled_plans import Planning, check_agreement
+from coop_jax._src.jit.fitting import fit
 from coop_jax._src.jit.options import JitOptions
 from coop_jax._src.jit.plain_program import PlainProgram
 from coop_jax._src.jit.program_planner import ProgramPlanner
+from coop_jax._src.jit.refusals import exceeded
 from coop_jax._src.jit.report import PlanReport, lines_of
-from coop_jax._src.util.errors import BudgetExceededError, CompiledBudgetReport
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ def _within(
         return _as_it_is(options, plain, budget)
     fitted = fit(planner or plans.planner(), plans.compiled, budget)
     if fitted.smallest_bytes is not None:
-        raise BudgetExceededError(_refusal(fitted, budget, needed))
+        names = jaxprs.argument_names(plain.traced.jaxpr.jaxpr)
+        raise exceeded(fitted, budget, needed, names)
     planned, made = fitted.planned, fitted.made
     report = PlanReport(
         budget,
@@ -133,9 +135,3 @@ def _planner_of(plans: Planning) -> ProgramPlanner | None:
         return plans.planner()
     except NotImplementedError:
         return None
-
-
-def _refusal(fitted: Fitted[CompiledPlan], budget: int, jit_bytes: int) -> CompiledBudgetReport:
-    assert fitted.smallest_bytes is not None
-    smallest = min(jit_bytes, fitted.smallest_bytes)
-    return CompiledBudgetReport(budget, smallest, jit_bytes, len(fitted.attempts))

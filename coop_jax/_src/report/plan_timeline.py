@@ -36,8 +36,21 @@ _MADE = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
 def timeline_of(
     plan: _core.Plan, basis: PlanBasis, budget_bytes: int | None, title: str
 ) -> TimelineData:
-    """The timeline of a plan, with the seconds that its operations are expected to take."""
+    """The timeline of a plan, with the seconds that its operations are expected to take.
+
+    Of one that is not feasible it is that of the operations before.
+    """
     return _Reader(plan, basis).read(title, budget_bytes)
+
+
+def timeline_of_failed(
+    plan: _core.Plan, basis: PlanBasis, budget_bytes: int | None, title: str
+) -> TimelineData:
+    """The timeline of a plan that is not feasible, with one moment more: that at which it failed.
+
+    It has what the engine held then: what had been evicted to make room is gone.
+    """
+    return _Reader(plan, basis).read(title, budget_bytes, with_failure=True)
 
 
 def _with_seconds(costs: Sequence[float]) -> NDArray[np.float64]:
@@ -73,7 +86,9 @@ class _Reader:
         self._passes = Passes()
         self._moment = 0
 
-    def read(self, title: str, budget_bytes: int | None) -> TimelineData:
+    def read(
+        self, title: str, budget_bytes: int | None, *, with_failure: bool = False
+    ) -> TimelineData:
         plan, others = self._plan, self._basis.residency.others
         self._open_inputs()
         actions = plan.actions
@@ -84,6 +99,8 @@ class _Reader:
             else:
                 ending = Ending.EVICTED if number in evictions else Ending.DROPPED
                 self._close(action.storage, ending)
+        if with_failure:
+            self._fail()
         last = self._moment
         for storage in list(self._open):
             self._close(storage, Ending.KEPT)
@@ -137,6 +154,31 @@ class _Reader:
         own = self._basis.provision.blocks(action.operation)
         for placed, nbytes in zip(placements[len(op.results) :], own, strict=True):
             self._add(-1, Label("workspace", op.source), placed.offset, nbytes, Kind.SCRATCH)
+        self._moment += 1
+
+    def _fail(self) -> None:
+        failure, number = self._plan.failure, self._plan.failed_operation
+        assert failure is not None
+        operations, said = self._program.operations, Label("bringing back the results")
+        if number < 0:
+            said = Label("placing the arguments")
+        elif number < len(operations):
+            op = operations[number]
+            said = Label(op.kernel.label, op.source, (), "", op.name_stack)
+        self._launches.append((self._labels.number(said), False))
+        self._costs.append(0.0)
+        held = {storage: offset for _, storage, offset, _ in failure.held if storage >= 0}
+        for storage, row in list(self._open.items()):
+            if row[2] >= 0 and held.get(storage) != row[2]:
+                self._close(storage, Ending.EVICTED)
+        for why, storage, offset, nbytes in failure.held:
+            if why == "output":
+                self._add(-1, said, offset, nbytes, Kind.SCRATCH)
+            elif why == "reservation" and not self._plan.reserved:
+                self._add(-1, Label("reserved"), offset, nbytes, Kind.RESERVED)
+            elif len(self._program.storages) > storage >= 0 and storage not in self._open:
+                value = self._program.storages[storage].values[0]
+                self._begin(storage, value, offset, Kind.FORWARD, Label("computed again"))
         self._moment += 1
 
     def _begin(self, storage: int, value: int, offset: int, kind: Kind, said: Label) -> None:

@@ -66,7 +66,7 @@ class Recording:
         runtime = self._runtime
         alignment, budget = runtime.settings.alignment_bytes, runtime.budget_bytes
         if isinstance(call, RecordedSession):
-            return session_timeline.timeline_of(call, alignment, budget, title)
+            return session_timeline.timeline_of(call, budget, title)
         program, plan = call.program, call.plan
         costs = [op.kernel.cost_seconds for op in program.operations]
         basis = PlanBasis(title, program, plan.residency, plan.provision, alignment, costs)

@@ -60,16 +60,14 @@ class _Storage:
     row: list[int] | None = None
 
 
-def timeline_of(
-    call: RecordedSession, alignment_bytes: int, budget_bytes: int | None, title: str
-) -> TimelineData:
+def timeline_of(call: RecordedSession, budget_bytes: int | None, title: str) -> TimelineData:
     """The timeline of a session, with measured seconds."""
-    return _Reader(call, alignment_bytes).read(call, budget_bytes, title)
+    return _Reader(call).read(call, budget_bytes, title)
 
 
 class _Reader:
-    def __init__(self, call: RecordedSession, alignment_bytes: int):
-        self._alignment = alignment_bytes
+    def __init__(self, call: RecordedSession):
+        self._alignment = call.alignment_bytes
         self._prepared = call.log.prepared
         self._sources = call.sources
         self._log = np.frombuffer(call.log.rows, _ROW)

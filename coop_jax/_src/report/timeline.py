@@ -10,12 +10,21 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from coop_jax._src.report import figure, memory_viz, perfetto, plan_timeline, timeline_page
+from coop_jax._src.execution.call_recording import RecordedSession
+from coop_jax._src.report import (
+    figure,
+    memory_viz,
+    perfetto,
+    plan_timeline,
+    session_timeline,
+    timeline_page,
+)
 from coop_jax._src.report.memory_report import MemoryReport
 from coop_jax._src.report.program_timeline import BufferRow, timeline_of, timeline_of_rows
 from coop_jax._src.report.timeline_data import TimelineData
-from coop_jax._src.simulate.simulation import Simulation
+from coop_jax._src.simulate.simulation import FailedPlan, Simulation
 from coop_jax._src.util import options
+from coop_jax._src.util.errors import BudgetExceededError, BudgetReport
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +86,9 @@ def _save_alone(write: Callable[[TimelineData, str], None]) -> _Writer:
     return lambda timelines, path: write(timelines[0], path)
 
 
+_PLACED_BY_XLA = (
+    "XLA places its buffers when it compiles; take coop_jax.timeline(coop_jax.memory(step, *args))"
+)
 _Writer: TypeAlias = Callable[[Sequence[TimelineData], str], None]
 _WRITERS: dict[str, _Writer] = {
     ".html": timeline_page.save,
@@ -101,18 +113,24 @@ def file_ending(name: str) -> str:
     return ending
 
 
-def timeline(source: Simulation | MemoryReport, *, title: str | None = None) -> Timeline:
-    """The timeline of a simulated step, or of any compiled program.
+def timeline(
+    source: Simulation | MemoryReport | BudgetExceededError, *, title: str | None = None
+) -> Timeline:
+    """The timeline of a simulated step, a compiled program, or a call that its budget stopped.
 
     Args:
-      source: what `coop_jax.simulate` or `step.simulate` returned; or what `coop_jax.memory`
-        returned of a program that XLA compiles: then a moment is an instruction of it.
+      source: what `coop_jax.simulate` or `step.simulate` returned; what `coop_jax.memory` returned
+        of a program that XLA compiles: then a moment is an instruction of it; or a
+        `BudgetExceededError`: up to where the budget did not suffice. Of `remat_eager`, and of
+        `run` where the program depends on values, one that is raised while
+        `coop_jax.record_timeline` records.
       title: for people; what was simulated or compiled if not given.
 
     Raises:
       TypeError: it is something else.
       ValueError: it says nothing of addresses: it was planned for `coop_jax.jit`, where XLA places
-        buffers (take `coop_jax.memory`), or the platform does not tell them.
+        buffers (take `coop_jax.memory`), or the platform does not tell them; or it is an error of
+        a call that was not recorded, or a copy of one.
 
     Example:
       >>> import coop_jax, jax, jax.numpy as jnp
@@ -125,21 +143,40 @@ def timeline(source: Simulation | MemoryReport, *, title: str | None = None) -> 
       >>> of_xla.pool_bytes >= x.size * 4
       True
     """
+    data: TimelineData
     if isinstance(source, MemoryReport):
-        return _public(timeline_of(source, title or source.name))
-    if not isinstance(source, Simulation):
+        data = timeline_of(source, title or source.name)
+    elif isinstance(source, BudgetExceededError):
+        data = _of_error(source, title)
+    elif isinstance(source, Simulation):
+        if source.basis is None:
+            raise ValueError(f"this simulation was made for coop_jax.jit: {_PLACED_BY_XLA}")
+        title = title or f"{source.basis.name}, {source.policy.heuristic}"
+        budget_bytes = source.budget_bytes
+        data = plan_timeline.timeline_of(source.plan, source.basis, budget_bytes, title)
+    else:
         raise TypeError(
-            "source must be a coop_jax.Simulation or MemoryReport, got " + options.shown(source)
+            "source must be a coop_jax.Simulation, MemoryReport or BudgetExceededError, got"
+            f" {options.shown(source)}"
         )
-    basis = source.basis
-    if basis is None:
-        raise ValueError(
-            "this simulation was made for coop_jax.jit: XLA places its buffers when it compiles;"
-            " take coop_jax.timeline(coop_jax.memory(step, *args))"
-        )
-    title = title or f"{basis.name}, {source.policy.heuristic}"
-    return _public(plan_timeline.timeline_of(source.plan, basis, source.budget_bytes, title))
+    return _public(data)
 
 
 def _public(data: TimelineData) -> Timeline:
     return Timeline(*(getattr(data, f.name) for f in dataclasses.fields(data)))
+
+
+def _of_error(error: BudgetExceededError, title: str | None) -> TimelineData:
+    report, evidence = error.report, error.evidence
+    if not isinstance(report, BudgetReport):
+        raise ValueError(f"this error is of coop_jax.jit: {_PLACED_BY_XLA}")
+    title = title or "up to where the budget does not suffice"
+    if isinstance(evidence, FailedPlan):
+        basis = evidence.basis
+        return plan_timeline.timeline_of_failed(evidence.plan, basis, report.budget_bytes, title)
+    if isinstance(evidence, RecordedSession):
+        return session_timeline.timeline_of(evidence, report.budget_bytes, title)
+    raise ValueError(
+        "nothing is known of what the call did before this error: make the call within"
+        " coop_jax.record_timeline(runtime); copies of errors do not know it"
+    )

@@ -75,11 +75,9 @@ class Constants:
     # memory: segments that fit as planned against smaller ones. Not shown.
     xla_room_fraction: float = 1 / 64
 
-    # --- Messages (`advice`, `donation`) ---
+    # --- Messages (`donation`) ---
 
-    # Storages that an error names, and arguments that a warning names: there may be hundreds.
-    # `pytest tests/unit/run/test_advice.py` (the first).
-    named_storages: int = 4
+    # Arguments that a warning names: there may be hundreds.
     named_arguments: int = 3
 
 

@@ -173,7 +173,9 @@ class KnownCalls:
             delete_donated(state.residency, given, values, device)
             inputs = Inputs(given, [None] * len(given), self._committed, list(self._from_host))
             values = as_results(values, self._signature.out_avals, inputs, device)
-        self._signature.tier.ran(time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        self._signature.tier.ran(seconds)
+        self._runtime.counters.call_seconds += seconds
         return trees.result(values)
 
 

@@ -27,7 +27,9 @@ from coop_jax._src.execution.fitting import (
 )
 from coop_jax._src.execution.instructions import CompiledPlan
 from coop_jax._src.execution.plan_lowering import compile_plan
+from coop_jax._src.execution.recomputations import Tally
 from coop_jax._src.execution.runtime import Runtime
+from coop_jax._src.execution.runtime_report import planning
 from coop_jax._src.ir.program import Program
 from coop_jax._src.planning.planner import PlanSettings, first_residency
 from coop_jax._src.planning.pool_state import Residency
@@ -43,7 +45,8 @@ from coop_jax._src.run.argument_passing import (
     store_keys,
 )
 from coop_jax._src.run.donation import warn_of_kept
-from coop_jax._src.run.specialization import Signature, compile_all, exceeded, planner_of
+from coop_jax._src.run.refusals import exceeded
+from coop_jax._src.run.specialization import Signature, compile_all, planner_of
 from coop_jax._src.run.tiering import form_of
 from coop_jax._src.util import progress
 from coop_jax._src.util.errors import BudgetExceededError
@@ -65,12 +68,14 @@ def plan_of(
     """
     plan = signature.plans.get(residency)
     if plan is None:
-        with progress.shown(runtime.progress):
+        with planning(runtime.counters, runtime.cache), progress.shown(runtime.progress):
             plan = _PlanMaker(runtime, signature, program, residency, fused).make()
         signature.planned += 1
         signature.plans[residency] = plan
+        recomputed = runtime.counters.recomputed
+        recomputed.watch(plan.tally)
         if len(signature.plans) > tuning.TUNED.kept_plans:
-            signature.plans.popitem(last=False)
+            recomputed.forget(signature.plans.popitem(last=False)[1].tally)
     return plan
 
 
@@ -113,11 +118,16 @@ class _PlanMaker:
                     compiled.counts = compiled.counts.with_unrolled(
                         recomputations=unrolled.recomputations, evictions=unrolled.evictions
                     )
+                    again = zip(unrolled.program.operations, unrolled.again, strict=True)
+                    inside = Tally.of(op for op, is_again in again if is_again)
+                    compiled.tally.operations += inside.operations
                 return compiled
         # Finding it takes seconds; another state of the pool is tried first where it can be.
         final = moved_out(self.residency) == self.residency
         smallest = self._smallest_budget(needed) if final else None
-        raise exceeded(runtime, signature, program, made.plan, smallest, fused=self.fused)
+        raise exceeded(
+            runtime, signature, program, made, self.residency, smallest, fused=self.fused
+        )
 
     def _ways(self) -> Iterable[PlanSettings]:
         """A search may find what launches other forms, for whose workspace there is no room then.
@@ -214,7 +224,9 @@ def run_planned(
     given = inputs.arrays
     values, obeyed = carry_out(runtime, form, plan, given, interrupts)
     left = delete_donated(residency, given, values, runtime.device)
-    signature.tier.ran(time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    signature.tier.ran(seconds)
+    runtime.counters.call_seconds += seconds
     return Ran(values, form, plan, residency, obeyed, left)
 
 
@@ -246,5 +258,6 @@ def carry_out(
         again = form.unrolled.recompute_share * (counters.compute_seconds - measured)
         counters.compute_seconds -= again
         counters.recompute_seconds += again
+    plan.tally.calls += 1
     runtime.count(plan.counts)
     return done

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 
 from coop_jax import _core
-from coop_jax._src.compat import arrays, jaxprs, transfers
+from coop_jax._src.compat import arrays, transfers
 from coop_jax._src.compat import refs as compat_refs
 from coop_jax._src.compat.key_reuse import ProgramUses, uses_of
 from coop_jax._src.execution.compilation import Wanted, compile_gradually
@@ -34,7 +34,6 @@ from coop_jax._src.run.call_trees import CallTrees
 from coop_jax._src.util import progress
 from coop_jax._src.util.call_arguments import donated_names
 from coop_jax._src.util.calling_convention import Convention, Fixed
-from coop_jax._src.util.errors import BudgetExceededError
 from coop_jax._src.util.incremental_work import GradualWork, Pieces
 from coop_jax._src.util.interrupts import Interrupts
 
@@ -259,41 +258,3 @@ def is_donatable(signature: Signature) -> bool:
     """Whether an argument that is not donated could be, in favour of a result."""
     inputs = [v.aval for v in signature.jaxpr.invars]
     return advice.is_donatable(inputs, signature.donated, signature.out_avals)
-
-
-def exceeded(
-    runtime: Runtime,
-    signature: Signature,
-    program: Program,
-    plan: _core.Plan,
-    smallest_budget_bytes: int | None,
-    *,
-    fused: bool,
-) -> BudgetExceededError:
-    """The error for a plan that is not feasible."""
-    failure = plan.failure
-    assert failure is not None
-    index = plan.failed_operation
-    operation, source = "placing the arguments and outputs", ""
-    if 0 <= index < len(program.operations):
-        op = program.operations[index]
-        operation, source = f"operation '{op.kernel.label}'", op.source
-    first = planner.first_residency(program)
-    peak = planner.unbudgeted_peak(
-        program,
-        engine_program_of(signature, program, first.donated),
-        runtime.settings,
-        max(signature.workspaces or (0,)),
-    )
-    return runtime.exceeded(
-        failure,
-        operation,
-        source,
-        smallest_budget_bytes,
-        fused=fused,
-        unbudgeted_peak_bytes=peak,
-        largest_pinned=advice.largest_pinned(
-            program, index, jaxprs.argument_names(signature.jaxpr)
-        ),
-        donatable=is_donatable(signature),
-    )

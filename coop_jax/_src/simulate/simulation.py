@@ -38,6 +38,19 @@ class PlanBasis:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FailedPlan:
+    """A plan that is not feasible: its actions are those up to where it failed.
+
+    Attributes:
+      plan: the plan.
+      basis: what it was made for.
+    """
+
+    plan: _core.Plan
+    basis: PlanBasis
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Simulation:
     """What a call under a budget does. Sizes in bytes, times in seconds; names as in `Stats`.
 

@@ -7,7 +7,11 @@ from the same numbers, so that a program and a person read the same thing.
 from __future__ import annotations
 
 import dataclasses
+import json
+from typing import Any
 
+from coop_jax._src.util import held_memory
+from coop_jax._src.util.held_memory import HeldStorage
 from coop_jax._src.util.options import format_bytes
 
 
@@ -31,8 +35,10 @@ class BudgetReport:
         was given up.
       fused: whether operations were fused; single ones need less at once.
       unbudgeted_peak_bytes: the call's peak without a budget, if known.
-      largest_pinned: the largest of what must be in memory at that moment, with their bytes, where
-        the program is known.
+      held: what was in memory at that moment, largest first; together `in_use_bytes`, and those
+        that `is_pinned` together `pinned_bytes`.
+      requested: what the request consists of, largest first, where it is for what lies outside the
+        pool; together `requested_bytes`.
       donatable: whether an argument that is not donated could be.
       at_limit: recomputation would exceed `Runtime(max_recompute=)`; implies `thrashing`.
       enough_bytes: a budget for all values of the call at that moment, evicted ones included, if
@@ -51,15 +57,39 @@ class BudgetReport:
     thrashing: bool = False
     fused: bool = False
     unbudgeted_peak_bytes: int | None = None
-    largest_pinned: tuple[tuple[str, int], ...] = ()
+    held: tuple[HeldStorage, ...] = ()
+    requested: tuple[HeldStorage, ...] = ()
     donatable: bool = False
     at_limit: bool = False
     enough_bytes: int | None = None
     lower_bound_bytes: int = 0
 
+    @property
+    def pinned(self) -> tuple[HeldStorage, ...]:
+        """Of `held`, what could not be evicted, largest first; together `pinned_bytes`."""
+        return tuple(storage for storage in self.held if storage.is_pinned)
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Bytes in use at that moment by kind, most first; together `in_use_bytes`."""
+        return held_memory.by_kind(self.held)
+
     def describe(self) -> str:
         """The report as text, with advice."""
         return _describe(self)
+
+    def to_json(self) -> str:
+        """The report as JSON, an object with the attributes as keys."""
+        return _to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> BudgetReport:
+        """The report of which `to_json` made this text.
+
+        Raises:
+          ValueError, TypeError, KeyError: it is another text.
+        """
+        return cls(**_from_json(text, "held", "requested"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,42 +101,93 @@ class CompiledBudgetReport:
       smallest_budget_bytes: bytes of the smallest program that was compiled, a budget that works.
       jit_bytes: what `jax.jit` needs.
       attempts: how many plans were compiled.
+      argument_bytes, result_bytes, temporary_bytes: what XLA needs for the smallest of the plans;
+        results that are written over arguments are not counted.
+      alive_bytes: the same as planned: arguments, results, and what else is alive at the fullest
+        moment. XLA needs some percent more or less.
+      alive: what that consists of, largest first; together `alive_bytes`.
     """
 
     budget_bytes: int
     smallest_budget_bytes: int
     jit_bytes: int
     attempts: int
+    argument_bytes: int
+    result_bytes: int
+    temporary_bytes: int
+    alive_bytes: int
+    alive: tuple[HeldStorage, ...] = ()
+
+    @property
+    def smallest_plan_bytes(self) -> int:
+        """What XLA needs for the smallest of the plans."""
+        return self.argument_bytes + self.result_bytes + self.temporary_bytes
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Bytes of `alive` by kind, most first; together `alive_bytes`."""
+        return held_memory.by_kind(self.alive)
 
     def describe(self) -> str:
         """The report as text."""
-        rows = [
-            ("budget", self.budget_bytes),
-            ("smallest budget that would do", self.smallest_budget_bytes),
-            ("under jax.jit", self.jit_bytes),
-        ]
         return "\n".join(
-            [f"the budget does not suffice: of {self.attempts} compiled plans none fits."]
-            + [f"  {name}: {format_bytes(count)} ({count} bytes)" for name, count in rows]
-            + [
-                "What to change: raise budget= to at least the smallest that would do, donate what"
-                " the function replaces (donate_argnums=), or make the batch smaller."
+            [
+                f"the budget does not suffice: of {self.attempts} compiled plans none fits.",
+                _row("smallest budget that would do", self.smallest_budget_bytes),
+                "What to change: donate what the function replaces (donate_argnums=), raise"
+                " budget= to at least that, or make the batch smaller.",
+                _row("budget", self.budget_bytes),
+                _row("under jax.jit", self.jit_bytes),
+                f"{_row('the smallest plan', self.smallest_plan_bytes)}: arguments"
+                f" {format_bytes(self.argument_bytes)}, results {format_bytes(self.result_bytes)},"
+                f" temporaries {format_bytes(self.temporary_bytes)}",
+                f"{_row('as planned', self.alive_bytes)}: {held_memory.kinds_text(self.alive)}",
+                *held_memory.rows(self.alive),
             ]
         )
+
+    def to_json(self) -> str:
+        """The report as JSON, an object with the attributes as keys."""
+        return _to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> CompiledBudgetReport:
+        """The report of which `to_json` made this text.
+
+        Raises:
+          ValueError, TypeError, KeyError: it is another text.
+        """
+        return cls(**_from_json(text, "alive"))
+
+
+def _to_json(report: BudgetReport | CompiledBudgetReport) -> str:
+    return json.dumps({**dataclasses.asdict(report), "by_kind": report.by_kind})
+
+
+def _from_json(text: str, *storages: str) -> dict[str, Any]:
+    """The fields of a report; those of these names are storages."""
+    said: dict[str, Any] = json.loads(text)
+    del said["by_kind"]
+    for name in storages:
+        said[name] = tuple(map(HeldStorage.from_json, said[name]))
+    return said
 
 
 class BudgetExceededError(MemoryError):
     """The program does not fit its budget.
 
-    Raised before anything runs if the program is known ahead of time.
+    Raised before anything runs if the program is known ahead of time. `coop_jax.timeline` shows
+    what lay where up to that moment.
 
     Attributes:
       report: the numbers, see `BudgetReport`; of `coop_jax.jit` a `CompiledBudgetReport`.
+      evidence: what `coop_jax.timeline` reads; None where nothing was kept, as in a copy.
     """
 
-    def __init__(self, report: BudgetReport | CompiledBudgetReport):
+    def __init__(self, report: BudgetReport | CompiledBudgetReport, evidence: object | None = None):
         super().__init__(report)
         self.report = report
+        self.evidence = evidence
         self._is_located = False
 
     def locate(self, source: str) -> None:
@@ -135,50 +216,67 @@ class BudgetExceededError(MemoryError):
 
 def _describe(report: BudgetReport) -> str:
     where = f" ({report.source})" if report.source else ""
-    rows = [
-        ("requested", report.requested_bytes),
-        ("budget", report.budget_bytes),
-        ("in use", report.in_use_bytes),
-        ("pinned (may not be evicted now)", report.pinned_bytes),
-        ("largest free block", report.largest_free_block_bytes),
-        ("largest window that could be evicted", report.largest_window_bytes),
-    ]
     reason = (
         "takes more recomputation than the runtime's max_recompute allows"
         if report.at_limit
         else "cannot bring back what it reads without evicting it again"
         if report.thrashing
+        else f"needs {format_bytes(report.requested_bytes)} at once, more than the whole budget"
+        if report.requested_bytes > report.budget_bytes
         else "needs memory that no eviction can free"
     )
-    lines = [f"the budget does not suffice: {report.operation}{where} {reason}."]
-    lines += [f"  {name}: {format_bytes(count)} ({count} bytes)" for name, count in rows]
-    if report.enough_bytes is not None:
-        enough = report.enough_bytes
-        lines.append(
-            f"  enough to recompute nothing so far: {format_bytes(enough)} ({enough} bytes)"
-        )
-    peak = report.unbudgeted_peak_bytes
+    lines = [
+        f"the budget does not suffice: {report.operation}{where} {reason}.",
+        f"  smallest budget that would do: {_smallest(report)}",
+        _changes(report),
+        _row("requested", report.requested_bytes),
+        *held_memory.rows(report.requested),
+        _row("budget", report.budget_bytes),
+    ]
+    peak, enough = report.unbudgeted_peak_bytes, report.enough_bytes
+    if enough is not None:
+        lines.append(_row("enough to recompute nothing so far", enough))
     if peak:
         share = report.budget_bytes / peak
-        lines.append(
-            f"  without a budget: {format_bytes(peak)} ({peak} bytes), of which the budget is"
-            f" {share:.0%}"
-        )
-    if report.largest_pinned:
-        lines.append("  the largest of what must be there at that moment:")
-        lines += [f"    {format_bytes(n)} ({n} bytes): {what}" for what, n in report.largest_pinned]
-    lines.append(f"  smallest budget that would do: {_smallest(report)}")
-    changes = ["raise budget=" + ("" if not _would_do(report) else " to at least that")]
+        lines.append(f"{_row('without a budget', peak)}, of which the budget is {share:.0%}")
+    kinds = f": {held_memory.kinds_text(report.held)}" if report.held else ""
+    pinned = _row("pinned (may not be evicted now)", report.pinned_bytes)
+    in_use = _row("in use", report.in_use_bytes) + kinds
+    lines += [
+        _row("largest free block", report.largest_free_block_bytes),
+        _row("largest window that could be evicted", report.largest_window_bytes),
+    ]
+    if report.thrashing:  # little is pinned: what could be evicted is in the way, too
+        lines += [pinned, in_use, *held_memory.rows(report.held)]
+    else:
+        lines += [in_use, pinned, *held_memory.rows(report.pinned)]
+    return "\n".join(lines)
+
+
+def _row(name: str, count: int) -> str:
+    return f"  {name}: {format_bytes(count)} ({count} bytes)"
+
+
+def _changes(report: BudgetReport) -> str:
+    """Advice, what costs least first."""
+    changes = []
     if report.donatable:
         changes.append("donate the arguments that the function replaces (donate_argnums=)")
+    if "other arrays" in report.by_kind:
+        changes.append("drop results of earlier calls that nobody needs")
+    raised = "raise budget="
+    if _would_do(report):
+        raised += " to at least that"
+    elif report.enough_bytes is not None:
+        raised += f" (to {format_bytes(report.enough_bytes)}: nothing so far is recomputed)"
+    changes.append(raised)
     changes.append("make the batch smaller")
     if report.operation.startswith("operation"):
-        changes.append("split the operation named above")
-    lines.append(
-        f"What to change: {', '.join(changes[:-1])}, or {changes[-1]}."
-        + (" Without fusion (fusion=False) some programs fit into less." if report.fused else "")
+        split = "split the operation named above"
+        changes.insert(0 if report.requested_bytes > report.budget_bytes else len(changes), split)
+    return f"What to change: {', '.join(changes[:-1])}, or {changes[-1]}." + (
+        " Without fusion (fusion=False) some programs fit into less." if report.fused else ""
     )
-    return "\n".join(lines)
 
 
 def _would_do(report: BudgetReport) -> bool:

@@ -40,13 +40,15 @@ def test_donation_is_advised_where_it_could_help() -> None:
     for args in ({"donate_argnums": 0}, {"donate_argnames": ("params", "x")}):
         error = _error(coop_jax.run(_step, budget="64KiB", **args), PARAMS, X)  # type: ignore[arg-type]
         assert not error.report.donatable
-        assert "donat" not in str(error)
+        assert "donate_argnums" not in str(error)
     total = coop_jax.run(lambda x: jnp.sort(x @ x.T).sum(), budget="64KiB")
-    assert "donat" not in str(_error(total, X))  # nothing that it returns is like what it is given
+    # Nothing that it returns is like what it is given.
+    assert "donate_argnums" not in str(_error(total, X))
 
 
 def test_donation_is_not_advised_where_there_is_none() -> None:
-    assert "donat" not in str(_error(coop_jax.remat_eager(_step, budget="64KiB"), PARAMS, X))
+    error = _error(coop_jax.remat_eager(_step, budget="64KiB"), PARAMS, X)
+    assert "donate_argnums" not in str(error)
 
 
 @pytest.mark.parametrize("donate", [None, 0])
@@ -57,7 +59,7 @@ def test_programs_that_depend_on_values(donate: int | None) -> None:
 
     error = _error(coop_jax.run(branches, budget="160KiB", donate_argnums=donate), X)
     assert error.report.donatable == (donate is None)
-    assert ("donate" in str(error)) == (donate is None)
+    assert ("donate_argnums" in str(error)) == (donate is None)
 
 
 def test_shares_and_what_is_pinned() -> None:
@@ -67,15 +69,16 @@ def test_shares_and_what_is_pinned() -> None:
     assert report.unbudgeted_peak_bytes == peak
     text = str(_error(step, PARAMS, X))
     assert f"({peak} bytes), of which the budget is {196608 / peak:.0%}" in text
-    largest = dict(report.largest_pinned)
-    assert largest["the argument x"] == X.nbytes
-    for what, nbytes in largest.items():
-        assert f"({nbytes} bytes): {what}" in text
-    sizes = [n for _, n in report.largest_pinned]
+    pinned = {storage.what: storage for storage in report.pinned}
+    assert pinned["argument x"].nbytes == X.nbytes
+    assert (pinned["argument x"].shape, pinned["argument x"].dtype) == (X.shape, "float32")
+    assert f"({X.nbytes} bytes): argument x float32[512,64]; the caller keeps it" in text
+    sizes = [storage.nbytes for storage in report.held]
     assert sizes == sorted(sizes, reverse=True)
     kept = coop_jax.run(lambda p: (X.sum() + p["second"], jnp.sort(p["first"])), budget="16KiB")
-    names = dict(_error(kept, PARAMS).report.largest_pinned)
-    assert {"the argument p['first']", "an array that the function closes over"} <= names.keys()
+    report = _error(kept, PARAMS).report
+    names = {storage.what for storage in (*report.held, *report.requested)}
+    assert {"argument p['first']", "array that the function closes over"} <= names
 
 
 def test_numbers_do_not_contradict_each_other() -> None:
