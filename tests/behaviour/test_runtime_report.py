@@ -49,7 +49,6 @@ FRONT_ENDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.no_recomputation("the budget is a share of what is needed without")
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_it_adds_up(front_end: str) -> None:
     runtime = _tight(FRONT_ENDS[front_end]).runtime
@@ -76,7 +75,6 @@ def test_it_adds_up(front_end: str) -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-@pytest.mark.no_recomputation("the budget is a share of what is needed without")
 def test_it_names_lines_and_says_what_is_not_measured() -> None:
     code, first = inspect.getsourcelines(_loss)
     line = first + next(n for n, text in enumerate(code) if "tanh" in text)

@@ -62,7 +62,7 @@ def test_annotations_and_a_trace_change_nothing(front_end: str, tmp_path: pathli
 
 
 @both_front_ends
-@pytest.mark.no_recomputation("the budget is a share of what is needed without")
+@pytest.mark.unless_forced("what comes back after its release is no eviction in the statistics")
 def test_a_trace_shows_evictions_and_recomputations(front_end: str, tmp_path: pathlib.Path) -> None:
     unbudgeted = make(front_end, _step, None, donate=False)
     unbudgeted(_params(), _x())
