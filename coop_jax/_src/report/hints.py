@@ -129,13 +129,14 @@ def _optimizer_dtype(buffers: Sequence[Buffer]) -> Iterator[Hint]:
 
 
 def _elsewhere(elsewhere: Sequence[Held]) -> Iterator[Hint]:
-    if elsewhere:
+    """Of what a variable holds; arrays of unknown holders are mostly JAX's own, and many."""
+    named = [held for held in elsewhere if held.variable]
+    if named:
         total = format_bytes(sum(held.nbytes for held in elsewhere))
-        named = [held for held in elsewhere if held.variable]
-        most = max(named or elsewhere, key=lambda held: held.nbytes)
+        most = max(named, key=lambda held: held.nbytes)
         yield Hint(
             "elsewhere",
-            sum(held.nbytes for held in elsewhere),
+            sum(held.nbytes for held in named),
             f"held beside it: {total}, of it {format_bytes(most.nbytes)} in {most}",
         )
 
