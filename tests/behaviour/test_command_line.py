@@ -153,7 +153,12 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) ->
 def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "coop_jax", *arguments]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.Popen(command, text=True, **streams)
+    # What runs in the background ignores SIGINT, and so would this process.
+    return subprocess.Popen(command, text=True, preexec_fn=_with_interrupts, **streams)
+
+
+def _with_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 TARGETS = [
