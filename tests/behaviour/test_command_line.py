@@ -88,7 +88,7 @@ def too_small():
     return coop_jax.jit(train_step, budget="100KiB"), arguments()
 """
 FILES = {
-    "steps.py": STEPS,
+    "cli_steps.py": STEPS,
     "package/__init__.py": "",
     "package/inner.py": STEPS,
     "needs_more.py": "import a_library_that_is_not_there\n",
@@ -117,19 +117,19 @@ def _folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.fixture
-def steps(tmp_path: pathlib.Path) -> types.ModuleType:
+def cli_steps(tmp_path: pathlib.Path) -> types.ModuleType:
     """The user's module."""
-    spec = importlib.util.spec_from_file_location("steps_of_the_user", tmp_path / "steps.py")
+    spec = importlib.util.spec_from_file_location("steps_of_the_user", tmp_path / "cli_steps.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture
-def program(steps: types.ModuleType) -> str:
+def program(cli_steps: types.ModuleType) -> str:
     """A file of the user's program."""
-    fn = jax.jit(steps.train_step, donate_argnums=0)
-    coop_jax.save_program(coop_jax.trace_program(fn, *steps.arguments()), "program.json")
+    fn = jax.jit(cli_steps.train_step, donate_argnums=0)
+    coop_jax.save_program(coop_jax.trace_program(fn, *cli_steps.arguments()), "program.json")
     return "program.json"
 
 
@@ -151,21 +151,21 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) ->
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "coop_jax", *arguments]
+    # What runs in the background ignores SIGINT, and so would the process.
+    program = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+        " os.execv(sys.executable, [sys.executable, '-m', 'coop_jax', *sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", program, *arguments]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    # What runs in the background ignores SIGINT, and so would this process.
-    return subprocess.Popen(command, text=True, preexec_fn=_with_interrupts, **streams)
-
-
-def _with_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, text=True, **streams)
 
 
 TARGETS = [
-    "steps:make_step",
-    "steps:make_named",
-    "steps.py:make_step",
-    "./steps.py:make_step",
+    "cli_steps:make_step",
+    "cli_steps:make_named",
+    "cli_steps.py:make_step",
+    "./cli_steps.py:make_step",
     "package.inner:make_step",
     "package/inner.py:make_step",
 ]
@@ -173,9 +173,11 @@ TARGETS = [
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_memory_prints_the_report(
-    target: str, steps: types.ModuleType, capsys: pytest.CaptureFixture[str]
+    target: str, cli_steps: types.ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = coop_jax.memory(jax.jit(steps.train_step, donate_argnums=0), *steps.arguments())
+    report = coop_jax.memory(
+        jax.jit(cli_steps.train_step, donate_argnums=0), *cli_steps.arguments()
+    )
     printed = answer(capsys, "memory", target)
     assert printed.startswith("train_step needs ")
     assert max(map(len, printed.splitlines())) <= 80
@@ -183,19 +185,19 @@ def test_memory_prints_the_report(
     assert said["peak_bytes"] == report.peak_bytes
 
 
-@pytest.mark.parametrize("arguments", ["steps:arguments", "steps:named_arguments"])
+@pytest.mark.parametrize("arguments", ["cli_steps:arguments", "cli_steps:named_arguments"])
 def test_arguments_may_be_named_apart(
-    arguments: str, steps: types.ModuleType, capsys: pytest.CaptureFixture[str]
+    arguments: str, cli_steps: types.ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = coop_jax.memory(steps.train_step, *steps.arguments())
-    given = ("memory", "steps:train_step", "--args", arguments)
+    report = coop_jax.memory(cli_steps.train_step, *cli_steps.arguments())
+    given = ("memory", "cli_steps:train_step", "--args", arguments)
     assert json.loads(answer(capsys, *given, "--json"))["peak_bytes"] == report.peak_bytes
 
 
 def test_memory_says_what_budgets_cost_and_writes_a_page(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    printed = answer(capsys, "memory", "steps:make_step", "--budgets", "--html", "memory.html")
+    printed = answer(capsys, "memory", "cli_steps:make_step", "--budgets", "--html", "memory.html")
     assert " 50% " in printed
     page = pathlib.Path("memory.html").read_text()
     assert page.startswith("<!doctype html>")
@@ -203,7 +205,7 @@ def test_memory_says_what_budgets_cost_and_writes_a_page(
 
 
 def test_what_the_module_prints_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", "steps:make_step", "--json"]) == 0
+    assert main(["memory", "cli_steps:make_step", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["name"] == "train_step"
     assert err == "printed by the module\n"
@@ -226,7 +228,7 @@ def test_simulate_prints_a_table(program: str, capsys: pytest.CaptureFixture[str
 def test_simulate_answers_as_the_library_does(
     kind: str, program: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = program if kind == "a file" else "steps:make_step"
+    target = program if kind == "a file" else "cli_steps:make_step"
     given = ("simulate", target, "--budget", "60%,0.4", "--policy", "coop,dtr", "--json")
     said = json.loads(answer(capsys, *given))
     traced = coop_jax.load_program(program)
@@ -243,7 +245,7 @@ def test_simulate_answers_as_the_library_does(
 
 
 def test_timeline_writes_a_page_of_two_budgets(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("steps:make_step", "--budget", "90%", "--beside-budget", "none")
+    given = ("cli_steps:make_step", "--budget", "90%", "--beside-budget", "none")
     printed = answer(capsys, "timeline", *given, "-o", "step.html")
     assert printed.splitlines()[0].startswith("90%: peak ")
     assert printed.splitlines()[-1] == "written: step.html"
@@ -253,7 +255,7 @@ def test_timeline_writes_a_page_of_two_budgets(capsys: pytest.CaptureFixture[str
 
 
 def test_timeline_of_what_xla_compiles(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = answer(capsys, "timeline", "steps:make_step", "-o", "jit.html", "--compiled")
+    printed = answer(capsys, "timeline", "cli_steps:make_step", "-o", "jit.html", "--compiled")
     assert printed.startswith("peak ")
     assert "train_step" in pathlib.Path("jit.html").read_text()
 
@@ -276,42 +278,49 @@ def test_the_doctor_says_that_all_is_well(capsys: pytest.CaptureFixture[str]) ->
 MISTAKES = {
     "invalid choice: 'memry'": ("memry",),
     "required: TARGET": ("memory",),
-    "'steps' names no function: write module:function": ("memory", "steps"),
+    "'cli_steps' names no function: write module:function": ("memory", "cli_steps"),
     "no module 'stepz'": ("memory", "stepz:make_step"),
     "no module 'package.nothing'": ("memory", "package.nothing:make_step"),
-    "'.steps' is no name of a module": ("memory", ".steps:make_step"),
+    "'.cli_steps' is no name of a module": ("memory", ".cli_steps:make_step"),
     "no Python file stepz.py": ("memory", "stepz.py:make_step"),
-    "did you mean 'make_step'?": ("memory", "steps:make_stp"),
-    "has no 'zzz': name one": ("memory", "steps:zzz"),
-    "is no function but int 3": ("memory", "steps:number"),
-    "add --args": ("memory", "steps:train_step"),
-    "must return (fn, args)": ("memory", "steps:make_list"),
-    "(x,) for a single one": ("memory", "steps:train_step", "--args", "steps:number"),
-    "takes none itself": ("memory", "steps:train_step", "--args", "steps:train_step"),
-    "non-array argument": ("memory", "steps:takes_text"),
-    "make the folder nothing first": ("memory", "steps:make_step", "--html", "nothing/a.html"),
+    "did you mean 'make_step'?": ("memory", "cli_steps:make_stp"),
+    "has no 'zzz': name one": ("memory", "cli_steps:zzz"),
+    "is no function but int 3": ("memory", "cli_steps:number"),
+    "add --args": ("memory", "cli_steps:train_step"),
+    "must return (fn, args)": ("memory", "cli_steps:make_list"),
+    "(x,) for a single one": ("memory", "cli_steps:train_step", "--args", "cli_steps:number"),
+    "takes none itself": ("memory", "cli_steps:train_step", "--args", "cli_steps:train_step"),
+    "non-array argument": ("memory", "cli_steps:takes_text"),
+    "make the folder nothing first": ("memory", "cli_steps:make_step", "--html", "nothing/a.html"),
     "no file nothing.json": ("simulate", "nothing.json", "--budget", "50%"),
-    "leave --args out": ("simulate", "other.json", "--budget", "50%", "--args", "steps:arguments"),
+    "leave --args out": (
+        "simulate",
+        "other.json",
+        "--budget",
+        "50%",
+        "--args",
+        "cli_steps:arguments",
+    ),
     "truncated.json, line 1": ("simulate", "truncated.json", "--budget", "50%"),
     "write the file again with coop_jax.save_program": (
         ("simulate", "other.json", "--budget", "50%")
     ),
-    "required: --budget": ("simulate", "steps:make_step"),
-    "'5x' is no size: write 50%": ("simulate", "steps:make_step", "--budget", "5x"),
-    "'' is no size": ("simulate", "steps:make_step", "--budget", "50%,"),
-    "'150%' is more than all": ("simulate", "steps:make_step", "--budget", "150%"),
-    "must be positive": ("simulate", "steps:make_step", "--budget", "0GiB"),
+    "required: --budget": ("simulate", "cli_steps:make_step"),
+    "'5x' is no size: write 50%": ("simulate", "cli_steps:make_step", "--budget", "5x"),
+    "'' is no size": ("simulate", "cli_steps:make_step", "--budget", "50%,"),
+    "'150%' is more than all": ("simulate", "cli_steps:make_step", "--budget", "150%"),
+    "must be positive": ("simulate", "cli_steps:make_step", "--budget", "0GiB"),
     "unknown policy 'cop'": ("simulate", "a:b", "--budget", "50%", "--policy", "dtr,cop"),
-    "ends in .html": ("timeline", "steps:make_step", "-o", "step.txt"),
-    "make the folder away first": ("timeline", "steps:make_step", "-o", "away/step.html"),
+    "ends in .html": ("timeline", "cli_steps:make_step", "-o", "step.txt"),
+    "make the folder away first": ("timeline", "cli_steps:make_step", "-o", "away/step.html"),
     "let the name of -o end in .html": (
-        ("timeline", "steps:make_step", "-o", "a.json", "--beside-budget", "50%")
+        ("timeline", "cli_steps:make_step", "-o", "a.json", "--beside-budget", "50%")
     ),
     "--compiled has no plan": (
-        *("timeline", "steps:make_step", "-o", "a.html", "--compiled"),
+        *("timeline", "cli_steps:make_step", "-o", "a.html", "--compiled"),
         *("--budget", "50%"),
     ),
-    "required: -o/--output": ("timeline", "steps:make_step"),
+    "required: -o/--output": ("timeline", "cli_steps:make_step"),
     "unrecognized arguments: more": ("doctor", "more"),
 }
 
@@ -343,8 +352,8 @@ def test_a_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> 
 
 
 ERRORS_OF_THE_MODULE = {
-    "steps:fails": "RuntimeError: planted in the module",
-    "steps:fails_when_traced": "TypeError: dot_general",
+    "cli_steps:fails": "RuntimeError: planted in the module",
+    "cli_steps:fails_when_traced": "TypeError: dot_general",
     "needs_more:f": "ModuleNotFoundError: No module named 'a_library_that_is_not_there'",
     "no_python.py:f": "SyntaxError",
 }
@@ -365,16 +374,18 @@ def test_a_module_that_exits_is_told_how_not_to(capsys: pytest.CaptureFixture[st
 
 
 def test_a_budget_that_does_not_suffice_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "smallest budget that would do" in complaint(capsys, "memory", "steps:too_small", code=1)
+    assert "smallest budget that would do" in complaint(
+        capsys, "memory", "cli_steps:too_small", code=1
+    )
     said = complaint(
-        capsys, "timeline", "steps:make_step", "--budget", "1%", "-o", "a.html", code=1
+        capsys, "timeline", "cli_steps:make_step", "--budget", "1%", "-o", "a.html", code=1
     )
     assert "does not fit into" in said
     assert not pathlib.Path("a.html").exists()
 
 
 def test_an_interrupt_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    said = complaint(capsys, "memory", "steps:interrupts", code=130)
+    said = complaint(capsys, "memory", "cli_steps:interrupts", code=130)
     assert said == "coop-jax: interrupted\n"
 
 
