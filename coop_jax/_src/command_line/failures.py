@@ -10,14 +10,11 @@ Thread rule: functions of their arguments.
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import sysconfig
 import traceback
 from types import TracebackType
-
-import jax
-import jaxlib
-import numpy as np
 
 from coop_jax._src.util.errors import BudgetExceededError, ProgramFileError
 
@@ -26,11 +23,19 @@ INTERRUPTED, CLOSED_PIPE = 128 + 2, 128 + 13  # as shells say of SIGINT and SIGP
 
 PROGRAM = "coop-jax"
 _PACKAGE = pathlib.Path(__file__).parents[2]
+
+
+def _file_of(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    return str(spec.origin)
+
+
 _NOT_THE_USERS = tuple(
     f"{folder}/"
     for folder in (
         _PACKAGE,
-        *(pathlib.Path(str(module.__file__)).parent for module in (jax, jaxlib, np)),
+        *(pathlib.Path(_file_of(name)).parent for name in ("jax", "jaxlib", "numpy")),
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
     )
 )

@@ -6,7 +6,7 @@ Thread rule: values.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 Kind = Literal[
     "parameters",
@@ -20,16 +20,7 @@ Kind = Literal[
 ]
 
 # In the order in which they are listed.
-KINDS: tuple[Kind, ...] = (
-    "parameters",
-    "optimizer state",
-    "inputs",
-    "results",
-    "residuals",
-    "temporaries",
-    "constants",
-    "unused",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 # Names in the paths of arguments that parameters have in Flax, Haiku and users' code.
 PARAMETER_NAMES = frozenset("params parameters variables weights model batch_stats".split())
