@@ -152,6 +152,21 @@ def accumulated(weights: list[jax.Array], batches: jax.Array) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, total), values.mean()
 
 
+def accumulated_with_biases(weights: list[Any], batches: jax.Array) -> Any:
+    """The same of residual layers with biases, whose gradients are sums over the batch."""
+
+    def loss(weights: list[Any], x: jax.Array) -> jax.Array:
+        for w, bias in weights:
+            x = x + jnp.tanh(x @ w + bias.reshape(1, -1)) @ w.T
+        return jnp.mean(x**2)
+
+    def body(total: Any, x: jax.Array) -> Any:
+        return jax.tree.map(jnp.add, total, jax.grad(loss)(weights, x)), None
+
+    total, _ = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, weights), batches)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, total)
+
+
 def states_of(w: jax.Array, x: jax.Array) -> jax.Array:
     """All states of a recurrence."""
 
@@ -204,6 +219,7 @@ def loops(steps: int, width: int) -> dict[str, Loop]:
     edges = np.random.default_rng(3).integers(0, 8 * steps, (2, 32 * steps))
     graph = [array(2 * width, width), array(2 * width, width, seed=1)]
     cache = (array(ROWS, steps, width), array(ROWS, steps, width, seed=1))
+    wide = [(array(width, 4 * width, seed=k), array(4 * width)) for k in range(3)]
     return {
         "lstm": Loop(trained(lstm_loss), (lstm[:1], xs)),
         "lstm of 4 layers": Loop(trained(lstm_loss), (lstm, xs)),
@@ -218,6 +234,10 @@ def loops(steps: int, width: int) -> dict[str, Loop]:
         "nested scans": Loop(trained(nested_loss), (square[:2], xs)),
         "graph network": Loop(trained(graph_loss), (graph, array(8 * steps, width), *edges)),
         "microbatches": Loop(accumulated, (square, array(8, 4 * ROWS, width))),
+        "microbatches, biases": Loop(
+            accumulated_with_biases,
+            (wide, array(8, 16 * ROWS, width)),
+        ),
         "stacked states": Loop(states_of, (square[0], xs[0]), ()),
         "carried buffer": Loop(recorded, (square[0], xs[0]), ()),
         "decoding": Loop(decoded, (cache, square, xs[0])),

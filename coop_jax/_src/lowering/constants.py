@@ -123,8 +123,8 @@ class Constants:
     # against results that lie in the pool early. Not shown.
     update_replaced_fraction: float = 0.9
 
-    # Smaller terms of a sum of gradients wait for each other: adding one takes less time than its
-    # launch. Not shown.
+    # What reads little more than it makes waits with the update that it is part of, such as a small
+    # term of a sum of gradients: by itself it takes a launch. Not shown.
     update_min_term_bytes: int = 1 << 14
 
 

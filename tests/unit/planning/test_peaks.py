@@ -34,7 +34,9 @@ def share(name: str) -> float:
     return coop_jax.simulate(traced, budget=None).peak_bytes / needed_by_jit(loop)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru", "rnn", "rnn under vmap", "microbatches"])
+@pytest.mark.parametrize(
+    "name", ["lstm", "gru", "rnn", "rnn under vmap", "microbatches", "microbatches, biases"]
+)
 def test_gradients_are_summed_as_they_are_made(name: str) -> None:
     assert share(name) <= MOST
 

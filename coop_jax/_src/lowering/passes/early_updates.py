@@ -6,7 +6,8 @@ replace donated arrays, need no memory of their own: run at once, each frees its
 
 The gradient of weights that are read several times (at each step of a recurrent network, for each
 microbatch) is a sum, and the weights are read until its last term is made. So what overwrites them
-waits, but the sum does not: each term goes as soon as it is made, unless it is small.
+waits, but the sum does not: each term goes as soon as it is made, unless it is small. Nor do sums
+over a batch (the gradients of biases) wait, which read much and make little.
 
 Thread rule: functions of their arguments. Cost: linear in operations and their operands.
 """
@@ -115,8 +116,9 @@ class _Ordering:
         return found
 
     def _sums(self, updates: Sequence[int], overwritten: set[int]) -> set[int]:
-        """Updates that make one value of several as large, and those that make what they read.
+        """Updates that make less than they read, and those that make what they read.
 
+        They add terms, or reduce: nothing is gained while they wait, since it keeps what they read.
         What depends on an array that is overwritten is none of them.
         """
         is_term: dict[int, bool] = {}  # storages that updates make, of what is not overwritten
@@ -132,11 +134,8 @@ class _Ordering:
             # What is made of other arguments alone is there in any case.
             terms = [s for s in read if is_term.get(s, s in self._maker)]
             is_term.update(dict.fromkeys(made, bool(terms)))
-            most = max(map(self._nbytes, made), default=0)
-            if (
-                most >= constants.TUNED.update_min_term_bytes
-                and sum(self._nbytes(s) >= most for s in terms) > 1
-            ):
+            less_bytes = sum(map(self._nbytes, terms)) - sum(map(self._nbytes, made))
+            if less_bytes >= constants.TUNED.update_min_term_bytes:
                 sums.add(number)
         others = set(updates)
         for number in reversed(updates):
