@@ -207,6 +207,15 @@ def test_values_do_not_depend_on_the_budget(program_seed: int) -> None:
         raise
 
 
+@pytest.mark.parametrize("seed", [310092])
+def test_what_was_found(seed: int) -> None:
+    """Programs with which something was wrong.
+
+    310092: a call that went by what was known of the last one found no room where that had.
+    """
+    check_seed(seed)
+
+
 def check_seed(seed: int) -> None:
     program, draw = random_program(seed), random.Random(~seed)
     evicted = False

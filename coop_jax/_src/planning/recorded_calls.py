@@ -65,6 +65,8 @@ class _State:
         self.workspace_bytes = workspace_bytes
         self.way: _Way | None = None  # of the next call; None: the plain one
         self.plain: _Way | None = None  # nothing is known, but where results go
+        # Whether that finds room where it goes by what is known; None: that is not known.
+        self.plain_follows: bool | None = None
         self.measured: dict[_Way | None, float] = {}  # most seconds of recomputation, by way
         self.calls = 0
         self.searched = False
@@ -81,6 +83,7 @@ class Lesson:
         self._blocks: Blocks = ()
         self._searches = 0
         self._way = _Way()  # of this call
+        self._follows = True  # it goes by what is known
         self._is_tight = False  # of the last call
         self._needed_bytes = 0  # that it had to keep free for workspace in the end
         self._reserved_bytes = 0  # likewise, for all that was beside the pool
@@ -103,7 +106,8 @@ class Lesson:
         self._blocks = tuple(blocks)
         self._way = _Way()
         self.workspace_bytes = 0
-        if not self.follows:
+        self._follows = self._blocks not in self._refused
+        if not self._follows:
             return None
         known = self._states.get(self._blocks)
         if known is None:
@@ -112,8 +116,12 @@ class Lesson:
                 return None
             known = self._states[self._blocks] = _State(self.workspace_bytes)
             known.plain = self._plain(settings, capacity_bytes)
+            known.plain_follows = bool(known.plain.hints.places) or None
+            if known.plain_follows is None:
+                self._try_plain(known, self._anywhere(), settings, capacity_bytes)
         self.workspace_bytes = known.workspace_bytes  # a call that went through goes through again
         self._way = known.way or known.plain or self._way
+        self._follows = self._way.policy is not None or bool(known.plain_follows)
         hints = self._way.hints
         self.history.advise(hints.worth, hints.sides, hints.places, hints.held_for)
         return self._way.policy
@@ -121,7 +129,7 @@ class Lesson:
     @property
     def follows(self) -> bool:
         """Whether the call that has begun goes by what is known, as long as it does the same."""
-        return self._blocks not in self._refused
+        return self._follows
 
     @property
     def reserved_bytes(self) -> int:
@@ -133,7 +141,7 @@ class Lesson:
 
         Returns whether this one did: another may find room then.
         """
-        known_something = self.follows and self.history.storage_count > 0
+        known_something = self._follows and self.history.storage_count > 0
         if known_something:
             self._states.pop(self._blocks, None)
             self._refused[self._blocks] = None
@@ -167,6 +175,9 @@ class Lesson:
         self._needed_bytes = workspace_bytes
         self._reserved_bytes = sum(nbytes for _, nbytes in reserved)
         state.plain = state.plain or _Way()  # as it went is how it goes again
+        if state.plain_follows is None:
+            self._try_plain(state, self._as_recorded(), settings, capacity_bytes)
+            state.plain_follows = bool(state.plain_follows)
         self._is_tight = stats.recompute_seconds > tuned.tight_share * stats.compute_seconds
         self._states.move_to_end(self._blocks)
         if len(self._states) > tuned.kept_calls:
@@ -176,7 +187,7 @@ class Lesson:
         if history.gave_up:  # what it took then is not what this way takes
             seconds = math.inf
         state.measured[state.way] = max(seconds, state.measured.get(state.way, 0.0))
-        if not self.follows:
+        if self._blocks in self._refused:
             return
         if not history.repetitions or (not history.gave_up and is_good_enough(stats)):
             return
@@ -207,29 +218,52 @@ class Lesson:
         hints = layout(self.history, taken, capacity_bytes, settings.alignment_bytes)
         if not hints.places:
             return _Way()
-        # Arguments may lie elsewhere now: whatever lies in the pool stays there.
-        history = self.history
-        plan = (
-            Candidates(
-                history.program,
-                lambda: Kinds((), ()),
-                Residency(
-                    where=(OUTSIDE,) * len(history.input_where),
-                    offsets=(-1,) * len(history.input_where),
-                    donated=(),
-                    others=self._blocks,
-                ),
-                dataclasses.replace(
-                    settings, policy=policies.of_a_session(settings.policy), alternatives=False
-                ),
-                capacity_bytes=capacity_bytes,
-                reserve_bytes=reserved_bytes,
-                hints=hints,
-            )
-            .own_plan()
-            .plan
+        way = _Way(hints=hints, reserved_bytes=reserved_bytes)
+        found = self._finds_room(way, self._anywhere(), settings, capacity_bytes)
+        return way if found else _Way()
+
+    def _try_plain(
+        self, state: _State, residency: Residency, settings: PlanSettings, capacity_bytes: int
+    ) -> None:
+        """Has the plain way go by what is known, and as it is planned, if that finds room."""
+        plain = state.plain or _Way()
+        reserved_bytes = rounded(self._reserved_bytes, settings.alignment_bytes)
+        planned = dataclasses.replace(plain, reserved_bytes=reserved_bytes)
+        if self._finds_room(planned, residency, settings, capacity_bytes):
+            state.plain, state.plain_follows = planned, True
+
+    def _finds_room(
+        self, way: _Way, residency: Residency, settings: PlanSettings, capacity_bytes: int
+    ) -> bool:
+        """Whether a call does that goes by what is known, with the policy of any session."""
+        candidates = Candidates(
+            self.history.program,
+            lambda: Kinds((), ()),
+            residency,
+            dataclasses.replace(
+                settings, policy=policies.of_a_session(settings.policy), alternatives=False
+            ),
+            capacity_bytes=capacity_bytes,
+            reserve_bytes=way.reserved_bytes,
+            hints=way.hints,
         )
-        return _Way(hints=hints, reserved_bytes=reserved_bytes) if plan.feasible else _Way()
+        return bool(candidates.own_plan().plan.feasible)
+
+    def _anywhere(self) -> Residency:
+        """Arguments may lie elsewhere than they did: whatever lies in the pool stays there."""
+        count = len(self.history.input_where)
+        return Residency((OUTSIDE,) * count, (-1,) * count, (), self._blocks)
+
+    def _as_recorded(self) -> Residency:
+        """Where arguments were in the call that was recorded, and what else was in the pool."""
+        offsets = tuple(self.history.input_offsets)
+        read = set(offsets)
+        return Residency(
+            where=tuple(self.history.input_where),
+            offsets=offsets,
+            donated=(),
+            others=tuple(block for block in self._blocks if block[0] not in read),
+        )
 
     def _planned(
         self,
@@ -239,11 +273,10 @@ class Lesson:
         workspace_bytes: int,
     ) -> Start:
         history = self.history
-        storage_bytes, offsets = history.storage_bytes, history.input_offsets
+        storage_bytes = history.storage_bytes
         worth = [1.0] * len(storage_bytes)
         for storage in history.outputs:
             worth[storage] = constants.TUNED.results_worth
-        read = set(offsets)
         reserved_bytes = sum(nbytes for _, nbytes in reserved)
         taken = [*self._blocks, *reserved]
         hints = layout(history, taken, capacity_bytes, settings.alignment_bytes)
@@ -251,12 +284,7 @@ class Lesson:
             candidates = Candidates(
                 history.program,
                 lambda: Kinds(storage_bytes, history.kinds),
-                Residency(
-                    where=tuple(history.input_where),
-                    offsets=tuple(offsets),
-                    donated=(),
-                    others=tuple(block for block in self._blocks if block[0] not in read),
-                ),
+                self._as_recorded(),
                 settings,
                 capacity_bytes=capacity_bytes,
                 reserve_bytes=reserved_bytes,

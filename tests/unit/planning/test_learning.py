@@ -528,7 +528,7 @@ def test_who_gives_up_lets_go_of_what_was_held() -> None:
         np.testing.assert_allclose(state, expected, rtol=1e-5)
         (signature,) = run._signatures.values()
         gave_up.append(signature.lesson.history.gave_up)
-    assert gave_up == [False, True, True, True]
+    assert gave_up == [False, False, True, True]  # the second call's argument lies elsewhere
     assert not signature.lesson._refused
 
 
