@@ -366,6 +366,56 @@ def vit() -> Program:
     return _trained(loss_of, params, batch, optax.adamw(schedule))
 
 
+class _Tagger(nn.Module):
+    """Names a class for each token of a text, reading it both ways."""
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = nn.Embed(500, 96)(tokens)
+        for _ in range(2):
+            ways = nn.RNN(nn.OptimizedLSTMCell(128)), nn.RNN(nn.OptimizedLSTMCell(128))
+            x = nn.Bidirectional(*ways)(x)
+        return nn.Dense(10)(x)
+
+
+def flax_lstm() -> Program:
+    """A tagger of Flax Linen's bidirectional `OptimizedLSTMCell`s, momentum."""
+    net = _Tagger()
+    batch = _tokens(16, 32, 500), _tokens(16, 32, 10)
+    params = net.init(jax.random.key(0), batch[0])
+
+    def loss_of(params: Any, batch: Any) -> jax.Array:
+        return _cross_entropy(net.apply(params, batch[0]), batch[1])
+
+    return _trained(loss_of, params, batch, optax.sgd(1e-2, momentum=0.9))
+
+
+class _Characters(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.embed = nnx.Embed(64, 96, rngs=rngs)
+        self.layers = nnx.List(
+            [nnx.RNN(nnx.GRUCell(n, 192, rngs=rngs), rngs=rngs) for n in (96, 192)]
+        )
+        self.last = nnx.Linear(192, 64, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, initial_carry=jnp.zeros((x.shape[0], 192)))
+        return self.last(x)
+
+
+def nnx_gru() -> Program:
+    """A character model of Flax NNX's `GRUCell`s, Adam and clipping."""
+    graph, params, rest = nnx.split(_Characters(nnx.Rngs(0)), nnx.Param, ...)
+
+    def loss_of(params: Any, tokens: jax.Array) -> jax.Array:
+        logits = nnx.merge(graph, params, rest)(tokens)
+        return _cross_entropy(logits[:, :-1], tokens[:, 1:])
+
+    return _trained(loss_of, params, _tokens(16, 32, 64), _noisy(optax.adam(1e-3)))
+
+
 NETWORKS: dict[str, Callable[[], Program]] = {
     "bert": bert,
     "gpt2": gpt2,
@@ -377,6 +427,8 @@ NETWORKS: dict[str, Callable[[], Program]] = {
     "nnx_transformer": nnx_transformer,
     "unet": unet,
     "vit": vit,
+    "flax_lstm": flax_lstm,
+    "nnx_gru": nnx_gru,
 }
 
 
