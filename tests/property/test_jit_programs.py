@@ -80,10 +80,18 @@ def check_program(seed: int) -> None:
     def arguments() -> list[Any]:
         return [jax.device_put(x) for x in program.args]
 
+    try:
+        expected = plain(*arguments())
+    except jax.errors.JaxRuntimeError as error:
+        if "fft_thunk.cc" not in str(error):
+            raise
+        # XLA's CPU compiler gives Fourier transforms layouts that they cannot run with.
+        tally["fail under jax.jit"] += 1
+        return
     budget = _budget(plain, arguments(), draw)
     step = _planned(program.fn, budget, donated, arguments())
     tally["programs"] += 1
-    _check_same(step(*arguments()), plain(*arguments()))
+    _check_same(step(*arguments()), expected)
 
 
 def check_loop(seed: int) -> None:
@@ -92,13 +100,27 @@ def check_loop(seed: int) -> None:
     budget = _budget(plain, (loop.state(), loop.batch(0)), draw)
     step = _planned(loop.step, budget, (0,), (loop.state(), loop.batch(0)))
     tally["loops"] += 1
-    # Copies: what the step closes over is donated otherwise. One step from the same state each
-    # time: some of these loops are chaotic.
+    # Some of these loops are chaotic: one step from the same state each time, and none from where
+    # rounding decides what a step gives, which other orders of the same operations show.
+    unfused = jax.jit(loop.step, compiler_options={"xla_disable_hlo_passes": "fusion"})
     state = loop.state()
     for n in range(3):
+        # Copies: what the step closes over is donated otherwise.
         found = step(jax.tree.map(jnp.copy, state), loop.batch(n))
-        state, loss = plain(jax.tree.map(jnp.copy, state), loop.batch(n))
-        _check_same(found, (state, loss))
+        expected = plain(jax.tree.map(jnp.copy, state), loop.batch(n))
+        if n and not _is_same(unfused(state, loop.batch(n)), expected):
+            tally["chaotic loops"] += 1
+            return
+        _check_same(found, expected)
+        state, _ = expected
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    try:
+        _check_same(found, expected)
+    except AssertionError:
+        return False
+    return True
 
 
 # JAX says so of what cannot be donated; so it does under `jax.jit`.
@@ -120,3 +142,4 @@ def test_values_are_those_of_jit_and_memory_is_within_the_budget(
 def test_most_loops_were_planned() -> None:
     if tally["loops"] >= 10:
         assert tally["planned"] > tally["loops"] / 2
+        assert tally["chaotic loops"] < tally["loops"] / 2
