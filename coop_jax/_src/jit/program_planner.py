@@ -97,10 +97,8 @@ class ProgramPlanner:
             opaque |= _CHECKPOINTS
         self._settings = PlanSettings(policy, profile.alignment_bytes, profile)
         passes = PassOptions.from_environment()
-        if compile is not None:  # they do not know where what they make would lie
-            passes = dataclasses.replace(
-                passes, rearrangement_sinking=False, transpose_folding=False
-            )
+        if compile is not None:  # it does not know where what it makes would lie
+            passes = dataclasses.replace(passes, transpose_folding=False)
         cache = KernelCache(device, keeps_shardings=compile is not None)
         lowering = Lowering(cache, opaque, self._settings, passes)
         program = with_filled_scans(lowering.program(jaxpr, tuple(donated)), lowering)

@@ -20,7 +20,7 @@ from coop_jax._src.lowering import constants as tuning
 from coop_jax._src.lowering import in_place, stacking
 from coop_jax._src.lowering.flatten import Flattener
 from coop_jax._src.lowering.pass_options import PassOptions
-from coop_jax._src.lowering.passes import rearrangement_sinking, transpose_folding
+from coop_jax._src.lowering.passes import transpose_folding
 from coop_jax._src.lowering.passes.early_updates import run_early
 from coop_jax._src.lowering.passes.fusion import fuse
 from coop_jax._src.lowering.passes.launch_clustering import bundle
@@ -111,8 +111,6 @@ def _fused(
     passes: PassOptions,
 ) -> Sequence[RawOperation]:
     """What takes place where operations are fused, in order."""
-    if passes.rearrangement_sinking:
-        operations = rearrangement_sinking.gathered(operations, flattener, outputs)
     if passes.transpose_folding:
         operations = transpose_folding.oriented(operations, flattener, outputs)
     if passes.early_updates:

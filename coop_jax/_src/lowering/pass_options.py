@@ -29,8 +29,7 @@ class PassOptions:
       part_by_part: element by element operations on stacks are done part by part.
       stacks_written_early: stacks needed as a whole are written as their parts are made.
       cse: what is computed twice of the same operands is one value.
-      rearrangement_sinking: see the module of that name, as for the others.
-      transpose_folding: likewise.
+      transpose_folding: see the module of that name, as for the others.
       early_updates: likewise.
       fusion: likewise.
       launch_clustering: likewise.
@@ -40,7 +39,6 @@ class PassOptions:
     part_by_part: bool = True
     stacks_written_early: bool = True
     cse: bool = True
-    rearrangement_sinking: bool = True
     transpose_folding: bool = True
     early_updates: bool = True
     fusion: bool = True

@@ -1,8 +1,7 @@
 """Passes over the raw operations of a program, in the order in which `lowering.build` calls them.
 
-`rearrangement_sinking` sinks transposes and reshapes below sums; `transpose_folding` folds them
-into products; `early_updates` runs an optimizer's updates as soon as their gradients are there;
-`fusion` makes one operation of what XLA can fuse (`fused_kernel` is what it makes);
-`launch_clustering` of neighbours that cost less than a launch. Each keeps values and bits of the
-program as they are.
+`transpose_folding` folds transposes into products; `early_updates` runs an optimizer's updates as
+soon as their gradients are there; `fusion` makes one operation of what XLA can fuse (`fused_kernel`
+is what it makes); `launch_clustering` of neighbours that cost less than a launch. Each keeps values
+and bits of the program as they are.
 """
