@@ -23,7 +23,7 @@ _CALLED = re.compile(r"(jit|pjit|xla_call|shard_map|cond|pmap)\(.*\)$|rng_unifor
 _OF_JAX = frozenset(
     "while body cond scan closed_call remat remat2 checkpoint rematted_computation pjit jit"
     " core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin jvp vmap transpose"
-    " shard_map xla_pmap main eval_jaxpr".split()
+    " shard_map xla_pmap main eval_jaxpr call_exported".split()
 )
 _BRANCH = re.compile(r"branch_\d+_fun$|cond_\d+$")
 

@@ -28,10 +28,8 @@ def call_at(source: str, call: Callable[..., Any], operands: Sequence[Any]) -> A
 def _caller(source: str) -> Callable[..., Any]:
     (code,) = (c for c in _CALL.co_consts if isinstance(c, CodeType))
     said = _SOURCE.match(source)
-    if said is not None:
-        file, line, function = said[1], int(said[2]), said[3]
-        name = function.rpartition(".")[2] or function
-        code = code.replace(
-            co_filename=file, co_firstlineno=line, co_name=name, co_qualname=function
-        )
+    # A frame of this package is none of the user's.
+    file, line, function = (said[1], int(said[2]), said[3]) if said else (__file__, 1, "call")
+    name = function.rpartition(".")[2] or function
+    code = code.replace(co_filename=file, co_firstlineno=line, co_name=name, co_qualname=function)
     return FunctionType(code, {})

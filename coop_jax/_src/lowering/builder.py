@@ -30,10 +30,33 @@ class PutTogether:
     whole: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Caller:
+    """Where the equations that are walked come from, beside what each of them says.
+
+    Attributes:
+      source: a line of the user's, for equations of programs that JAX traced elsewhere (in its own
+        code, or once for several calls); "" where none is known.
+      name_stack: what their name stacks stand in.
+    """
+
+    source: str = ""
+    name_stack: str = ""
+
+    def inside(self, info: Any) -> Caller:
+        """That of the equations of an equation that calls, by its source information."""
+        return Caller(jaxprs.source_of(info) or self.source, self.stack(jaxprs.name_stack_of(info)))
+
+    def stack(self, name_stack: str) -> str:
+        """A whole name stack."""
+        return "/".join(filter(None, (self.name_stack, name_stack)))
+
+
 class Builder:
     """Collects values, storages and operations.
 
     Attributes:
+      caller: what operations are emitted for.
       avals: the abstract value of each value number.
       storages: the storage of each value number (its own, or that of what it is a view of).
       offsets: where in its storage each value begins, in bytes.
@@ -47,6 +70,7 @@ class Builder:
     def __init__(self, cache: KernelCache, *, shares: bool):
         """`shares`: what is computed twice of the same operands is one value (see `cse`)."""
         self.cache = cache
+        self.caller = Caller()
         self.avals: list[Any] = []
         self.storages: list[int] = []
         self.offsets: list[int] = []
@@ -120,8 +144,9 @@ class Builder:
         if sharing and (found := self._made.find(kernel, operands)) is not None:
             return found
         results = [self.new(aval) for aval in kernel.out_avals]
+        where = source or self.caller.source, self.caller.stack(name_stack)
         self.operations.append(
-            RawOperation(kernel, tuple(operands), tuple(results), source, name_stack, effectful)
+            RawOperation(kernel, tuple(operands), tuple(results), *where, effectful)
         )
         if sharing:
             self._made.note(kernel, operands, results)

@@ -146,9 +146,10 @@ class Flattener(Walk):
         apart = apart and not any(is_narrow(v.aval) for v in (*eqn.invars, *eqn.outvars))
         apart = apart or RefCell in map(type, operands)
         if nested and (apart or not inlining.is_group(eqn.primitive, eqn.params, eqn.effects)):
-            if body is not None:
-                return self._call(body[0], body[1], operands)
-            return self._control_flow(eqn, operands)
+            caller, self.caller = self.caller, self.caller.inside(eqn.source_info)
+            results = self._opened(eqn, body, operands)
+            self.caller = caller
+            return results
         if name == "optimization_barrier":
             return operands
         avals = [*(x.aval for x in eqn.invars), *(v.aval for v in eqn.outvars)]
@@ -177,6 +178,11 @@ class Flattener(Walk):
                 ):
                     return [self.new(out, view_of=first)]
         return self._operation(eqn, operands)
+
+    def _opened(self, eqn: Any, body: Any, operands: list[_Atom]) -> Sequence[_Atom]:
+        if body is not None:
+            return self._call(body[0], body[1], operands)
+        return self._control_flow(eqn, operands)
 
     def _call(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[_Atom]) -> list[_Atom]:
         return self._walk(jaxpr, self._constants(jaxpr, constants), given)

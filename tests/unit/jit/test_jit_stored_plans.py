@@ -105,6 +105,15 @@ def test_the_report_is_that_of_the_plan(folder: Path) -> None:
         assert getattr(found, name) == getattr(made, name)
 
 
+def test_memory_names_the_lines_of_a_stored_plan(folder: Path) -> None:
+    made, found = (
+        str(coop_jax.memory(coop_jax.jit(step, budget=0.75), *arguments())) for _ in range(2)
+    )
+    assert found == made
+    assert "call_exported" not in found
+    assert f"{Path(__file__).name}:" in found
+
+
 def jit(fn: Callable[..., Any], **options: Any) -> Any:
     return coop_jax.jit(fn, **{"budget": 0.75, **options})
 
