@@ -24,6 +24,11 @@ class Constants:
     # rest is for arrays of others. Not shown.
     unbounded_pool_fraction: float = 0.9
 
+    # Bytes of arguments that were copied into the pool in a call, from which on what they took is
+    # given back to the system at once: real memory against the time that malloc takes for it, and
+    # for what XLA's libraries had left there. `passes --networks=resnet`
+    least_returned_bytes: int = 1 << 22
+
     # Memory that is held this long after its array was deleted is held by another library: the wait
     # for an error against XLA's threads, which let go late. Not shown.
     release_timeout_seconds: float = 1.0

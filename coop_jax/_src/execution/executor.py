@@ -117,7 +117,8 @@ def _prepare_pool(
         if not interrupts.consumed:
             interrupts.check()
         memory.adopt(offset, spec, inputs[number])
-    if compiled.adopt:
+    adopted_bytes = sum(spec.nbytes for _, spec, _ in compiled.adopt)
+    if adopted_bytes >= tuning.TUNED.least_returned_bytes:
         _core.return_freed_memory()  # the pool has what they took
 
 
