@@ -25,6 +25,9 @@ _OF_JAX = frozenset(
     " core_call custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin jvp vmap transpose"
     " shard_map xla_pmap main eval_jaxpr call_exported".split()
 )
+# Calls whose name stack JAX writes twice where it transposes them, once for each way:
+# "transpose(jvp(CNN))/Block_0/jvp(CNN)/Block_0/checkpoint/Dense_0".
+CHECKPOINTS = frozenset(("checkpoint", "remat", "remat2"))
 _BRANCH = re.compile(r"branch_\d+_fun$|cond_\d+$")
 
 
@@ -48,7 +51,11 @@ def read(op_name: str) -> NameStack:
     parts = _split(op_name.partition(";")[0])
     names: list[str] = []
     phase: Phase = "other"
-    for part in parts[:-1]:
+    for number, part in enumerate(parts, 1):
+        if phase == "backward" and part in CHECKPOINTS:
+            names = _once(names)
+        if number == len(parts):
+            break
         while (wrapped := _WRAPPED.match(part)) is not None and not _CALLED.match(part):
             if part.startswith("transpose("):
                 phase = "backward"
@@ -58,6 +65,14 @@ def read(op_name: str) -> NameStack:
         # One more where a module's name is itself a path: "jvp(CNN/Dense_0)".
         names += [n for n in _split(part) if n and not _is_of_jax(n)]
     return NameStack("/".join(names), parts[-1] if parts else "", phase)
+
+
+def _once(names: list[str]) -> list[str]:
+    """Names without the last of them, if those are what comes before them again."""
+    for count in range(len(names) // 2, 0, -1):
+        if names[-count:] == names[-2 * count : -count]:
+            return names[:-count]
+    return names
 
 
 def _is_of_jax(name: str) -> bool:

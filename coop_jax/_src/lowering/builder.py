@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coop_jax._src.compat import arrays, jaxprs
+from coop_jax._src.compat import arrays, jaxprs, name_stacks
 from coop_jax._src.ir import cost_model
 from coop_jax._src.ir.equations import Equation
 from coop_jax._src.ir.kernels import Kernel, KernelCache
@@ -43,13 +43,17 @@ class Caller:
     source: str = ""
     name_stack: str = ""
 
-    def inside(self, info: Any) -> Caller:
-        """That of the equations of an equation that calls, by its source information."""
-        return Caller(jaxprs.source_of(info) or self.source, self.stack(jaxprs.name_stack_of(info)))
+    def inside(self, eqn: Any) -> Caller:
+        """That of the equations of an equation that calls."""
+        info, name = eqn.source_info, eqn.primitive.name
+        call = name if name in name_stacks.CHECKPOINTS else ""
+        return Caller(
+            jaxprs.source_of(info) or self.source, self.stack(jaxprs.name_stack_of(info), call)
+        )
 
-    def stack(self, name_stack: str) -> str:
-        """A whole name stack."""
-        return "/".join(filter(None, (self.name_stack, name_stack)))
+    def stack(self, *inner: str) -> str:
+        """A whole name stack, of those that stand one in the other."""
+        return "/".join(filter(None, (self.name_stack, *inner)))
 
 
 class Builder:

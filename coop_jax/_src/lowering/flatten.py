@@ -146,14 +146,14 @@ class Flattener(Walk):
         apart = apart and not any(is_narrow(v.aval) for v in (*eqn.invars, *eqn.outvars))
         apart = apart or RefCell in map(type, operands)
         if nested and (apart or not inlining.is_group(eqn.primitive, eqn.params, eqn.effects)):
-            caller, self.caller = self.caller, self.caller.inside(eqn.source_info)
+            caller, self.caller = self.caller, self.caller.inside(eqn)
             results = self._opened(eqn, body, operands)
             self.caller = caller
             return results
         if name == "optimization_barrier":
             return operands
         avals = [*(x.aval for x in eqn.invars), *(v.aval for v in eqn.outvars)]
-        source = jaxprs.source_of(eqn.source_info)
+        source = jaxprs.source_of(eqn.source_info) or self.caller.source
         primitives.check_supported(eqn.primitive, eqn.params, avals, source)
         first = operands[0] if operands else None
         if not nested and len(eqn.outvars) == 1:

@@ -59,7 +59,7 @@ def merged(
         kernel=kernel,
         operands=tuple(merger.operands),
         results=tuple(results),
-        source=next((op.source for op in (named, *reversed(members)) if op.source), ""),
+        source=named.source,
         name_stack=named.name_stack,
     )
 
