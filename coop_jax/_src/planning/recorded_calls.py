@@ -64,9 +64,8 @@ class _State:
         """Of calls that keep so much free for workspace from the beginning on."""
         self.workspace_bytes = workspace_bytes
         self.way: _Way | None = None  # of the next call; None: the plain one
-        self.plain: _Way | None = None  # nothing is known, but where results go
-        # Whether that finds room where it goes by what is known; None: that is not known.
-        self.plain_follows: bool | None = None
+        self.plain: _Way | None = None  # with the policy of a call of which nothing is known
+        self.plain_follows = False  # it goes by what is known, which was found to have room
         self.measured: dict[_Way | None, float] = {}  # most seconds of recomputation, by way
         self.calls = 0
         self.searched = False
@@ -116,12 +115,12 @@ class Lesson:
                 return None
             known = self._states[self._blocks] = _State(self.workspace_bytes)
             known.plain = self._plain(settings, capacity_bytes)
-            known.plain_follows = bool(known.plain.hints.places) or None
-            if known.plain_follows is None:
+            known.plain_follows = bool(known.plain.hints.places)
+            if not known.plain_follows:
                 self._try_plain(known, self._anywhere(), settings, capacity_bytes)
         self.workspace_bytes = known.workspace_bytes  # a call that went through goes through again
         self._way = known.way or known.plain or self._way
-        self._follows = self._way.policy is not None or bool(known.plain_follows)
+        self._follows = self._way.policy is not None or known.plain_follows
         hints = self._way.hints
         self.history.advise(hints.worth, hints.sides, hints.places, hints.held_for)
         return self._way.policy
@@ -174,10 +173,9 @@ class Lesson:
         state = self._states.setdefault(self._blocks, _State(self.workspace_bytes))
         self._needed_bytes = workspace_bytes
         self._reserved_bytes = sum(nbytes for _, nbytes in reserved)
-        state.plain = state.plain or _Way()  # as it went is how it goes again
-        if state.plain_follows is None:
+        state.plain = state.plain or _Way()
+        if not (state.calls or state.plain_follows):
             self._try_plain(state, self._as_recorded(), settings, capacity_bytes)
-            state.plain_follows = bool(state.plain_follows)
         self._is_tight = stats.recompute_seconds > tuned.tight_share * stats.compute_seconds
         self._states.move_to_end(self._blocks)
         if len(self._states) > tuned.kept_calls:

@@ -172,7 +172,7 @@ def _print_network(name: str) -> dict[str, dict[str, Saving]]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan
+    return statistics.geometric_mean(values) if values else math.nan
 
 
 def _print_summary(share: str, by_network: dict[str, dict[str, Saving]]) -> None:

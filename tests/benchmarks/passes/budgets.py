@@ -58,7 +58,9 @@ def _figures(traced: coop_jax.TracedProgram, budgets: Sequence[int]) -> list[flo
 
 
 def _line(name: str, values: Sequence[float]) -> str:
-    return f"  {name:24}" + "".join(f"{v:10.3f}" if v == v else f"{'refused':>10}" for v in values)
+    return f"  {name:24}" + "".join(
+        f"{'refused':>10}" if math.isnan(v) else f"{v:10.3f}" for v in values
+    )
 
 
 def _network(name: str) -> dict[str, list[float]]:
@@ -96,20 +98,21 @@ def main(argv: Sequence[str]) -> None:
         if unknown := set(flag.value) - known:
             raise app.UsageError(f"unknown: {sorted(unknown)}")
     columns = ["peak", "smallest", "time", *(f"at {float(s):.0%}" for s in _SHARES.value)]
-    print(f"  {'without':24}" + "".join(f"{c:>10}" for c in columns), end="")
+    header = f"  {'without':24}" + "".join(f"{c:>10}" for c in columns)
+    print(header)
     by_pass: dict[str, list[list[float]]] = collections.defaultdict(list)
     for name in _NETWORKS.value:
         for disabled, figures in _network(name).items():
             by_pass[disabled].append(figures)
     count = len(_NETWORKS.value)
     print(f"\nmeans over {count} networks, 1 where a pass changes nothing; refusals left out")
+    print(header)
     for disabled in _PASSES.value:
         rows = by_pass[disabled]
         means = []
         for k in range(len(columns)):
-            known = [math.log(r[k]) for r in rows if r[k] == r[k]]
-            known += [0.0] * (count - len(rows))
-            means.append(math.exp(statistics.fmean(known)) if known else _REFUSED)
+            known = [r[k] for r in rows if not math.isnan(r[k])] + [1.0] * (count - len(rows))
+            means.append(statistics.geometric_mean(known) if known else _REFUSED)
         print(_line(disabled, means))
 
 
