@@ -87,7 +87,7 @@ class Operations:
                 args[2].clear()  # as launch does, whatever happens: the error holds this frame
                 raise
             results = launch(*args, **kwargs)
-            self.after(args[0].kernel.label, self._recompute, results)
+            self.after(args[0].label, self._recompute, results)
             return results
 
         def counted_call(run: Run) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ class Operations:
                 self._recompute = run.recompute
                 count()
                 results = run.executable.call(*args)
-                self.after(run.executable.kernel.label, run.recompute, results)
+                self.after(run.executable.label, run.recompute, results)
                 return results
 
             return call

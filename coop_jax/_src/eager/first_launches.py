@@ -61,7 +61,7 @@ def first_launch(
     """
     executable, places, recompute = it.executable, it.places, it.recompute
     memory = runtime.memory()
-    specs = [(k, memory.spec(executable.kernel.out_avals[k])) for k in executable.slot_results]
+    specs = [(k, memory.spec(executable.out_avals[k])) for k in executable.slot_results]
     slots = [(places[k][2], spec) for k, spec in specs]
     first = not executable.checked
     begin = time.perf_counter()
@@ -70,8 +70,10 @@ def first_launch(
     results = launch(
         executable, slots, operands, over, memory, consumed=consumed, recompute=recompute
     )
-    seconds = executable.kernel.cost_seconds if first else time.perf_counter() - begin
+    seconds = executable.cost_seconds if first else time.perf_counter() - begin
     counters = runtime.counters
+    if counters.recorder is not None and not first:
+        counters.recorder(executable, seconds)
     if recompute:
         counters.recompute_seconds += seconds
     else:

@@ -50,7 +50,7 @@ from coop_jax._src.util.interrupts import Interrupts
 class Session:
     """Executes operations at once in the pool of a runtime. Used for one call, then closed."""
 
-    # Whether launches of compiled operations that are known to obey may go past `_on_launch`.
+    # Whether launches of operations that are known to obey may go past Python: not in some tests.
     fast = True
 
     def __init__(
@@ -92,7 +92,7 @@ class Session:
             load_arguments,
             operand_key,
             self._preparer.prepared,
-            self.fast and self._memory.synchronous and self._verifier is None,
+            self._passes_python(),
             runtime.budget_bytes is None,
             0.0 if settings.policy.evict_always else runtime.max_recompute or 0.0,
         )
@@ -297,6 +297,11 @@ class Session:
         return first_launch(self._runtime, self._core, self._verifier, launch, operands)
 
     # --- Keeping books ---
+
+    def _passes_python(self) -> bool:
+        """Whether launches of operations that are known to obey go past `_on_launch`."""
+        is_watched = self._verifier is not None or self._runtime.counters.recorder is not None
+        return self.fast and self._memory.synchronous and not is_watched
 
     def _reserve(self, incoming_bytes: int = 0, workspace_bytes: int = 0) -> None:
         self._beside.reserve(self, incoming_bytes, workspace_bytes)

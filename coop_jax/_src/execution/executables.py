@@ -19,6 +19,7 @@ Thread rule: made and lowered by one thread; `compile` may run on another.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class Executable:
     """One compiled way to run a kernel on one device; ready once `compile` was called.
 
     Attributes:
+      label, cost_seconds, out_avals: the kernel's.
       call: `call(*slots, *operands)` returns outputs in the order of `order`, uncommitted, whether
         the arguments are committed or not.
       donates: whether slots and overwritten operands are given to XLA. If not, outputs for slots
@@ -67,6 +69,8 @@ class Executable:
         "_compiled",
         "_failed_at",
         "_host",
+        "_is_wide",
+        "_kernel",
         "_lowered",
         "_placed_bytes",
         "_rewritten",
@@ -74,12 +78,14 @@ class Executable:
         "_temporaries",
         "call",
         "checked",
+        "cost_seconds",
         "donates",
-        "kernel",
+        "label",
         "library_bytes",
         "modes",
         "obedient_call",
         "order",
+        "out_avals",
         "places_outputs",
         "slot_results",
         "workspace_bytes",
@@ -88,7 +94,12 @@ class Executable:
     def __init__(
         self, kernel: Kernel, modes: tuple[int, ...], device: jax.Device, *, donates: bool = True
     ):
-        self.kernel = kernel
+        # A kernel holds its executables. In a cycle with it they would stay until Python looks for
+        # cycles, which is hundreds of executables later.
+        self._kernel = weakref.ref(kernel)
+        self._is_wide = kernel.is_wide
+        self.label, self.cost_seconds = kernel.label, kernel.cost_seconds
+        self.out_avals: Sequence[Any] = kernel.out_avals
         self.donates = donates
         self.modes = modes
         slot_results = [k for k, mode in enumerate(modes) if mode == SLOT]
@@ -140,11 +151,18 @@ class Executable:
         self.places_outputs = False
         self.checked = False
 
+    @property
+    def kernel(self) -> Kernel:
+        """What it runs: for those who know that a program, a call or a segment still holds that."""
+        kernel = self._kernel()
+        assert kernel is not None, "invariant: nobody asks for a kernel that is gone"
+        return kernel
+
     def compile(self) -> None:
         """Compiles; may run in another thread than the one that made this."""
         _core.ensure_signal_stack()  # XLA computes what is constant
         try:
-            with arrays.caching_all(), wide.holding(wide=self.kernel.is_wide):
+            with arrays.caching_all(), wide.holding(wide=self._is_wide):
                 assert self._lowered is not None, "compiled twice"
                 self._compiled = compiled = self._lowered.compile()
                 memory = compiled.memory_analysis()
@@ -153,7 +171,7 @@ class Executable:
             raise
         self._lowered = None
         call = calls.dispatcher(compiled)
-        if self.kernel.is_wide:
+        if self._is_wide:
             call = wide.calling(call)
         if self._rewritten >= 0:
             self.call = _rewriting(call, self._rewritten)

@@ -191,7 +191,7 @@ def _run(
     if run.emptied:
         _core.return_freed_memory()  # the pool takes those pages again
     # The first call of an executable sets up JAX's dispatch: its time says nothing.
-    seconds = run.executable.kernel.cost_seconds if first else time.perf_counter() - begin
+    seconds = run.executable.cost_seconds if first else time.perf_counter() - begin
     if counters.recorder is not None and not first and not run.settles:
         counters.recorder(run.executable, seconds)
     if verifier is not None:
@@ -278,7 +278,7 @@ def launch(
             with number_checks.keeping_donation():
                 results = executable.call(*arguments)
             if not recompute:
-                number_checks.check(executable.kernel.label, results)
+                number_checks.check(executable.label, results)
     finally:  # also where it raises: a traceback that somebody keeps must not keep arrays
         operands.clear()
         arguments.clear()
@@ -309,7 +309,7 @@ def _placed(
         if arrays.address_of(placed[k]) == memory.pool.base + offset:
             continue
         declined = True
-        aval = executable.kernel.out_avals[executable.order[k]]
+        aval = executable.out_avals[executable.order[k]]
         if executable.donates and not executable.checked and k < len(slots):
             executable.workspace_bytes += placed[k].nbytes  # XLA allocated it, and will again
         try:

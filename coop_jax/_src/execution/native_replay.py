@@ -68,7 +68,7 @@ class _Builder:
         # Results come in the order of the slots, of what is overwritten, and of the rest.
         cells = list(slots)
         for k, offset in zip(executable.order[len(slots) :], offsets, strict=False):
-            spec = memory.spec(executable.kernel.out_avals[k])
+            spec = memory.spec(executable.out_avals[k])
             cells.append(self._cell(offset, spec) if offset >= 0 else -1)
         cells += [-1] * (len(run.results) - len(cells))
         self._replay.add_launch(

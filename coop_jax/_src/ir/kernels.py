@@ -182,7 +182,7 @@ class KernelCache:
         self.prepared: collections.OrderedDict[Hashable, _core.PreparedOperations] = (
             collections.OrderedDict()
         )
-        self._kernels: Kernels[Kernel] = Kernels(self._forget_prepared)
+        self._kernels: Kernels[Kernel] = Kernels(self.prepared)
         caches.cleared_with_jax(self)
 
     def kernel(
@@ -248,10 +248,6 @@ class KernelCache:
         """The kernel of a key; `make` makes it on first sight."""
         with self.lock:
             return self._kernels.find(key) or self._kernels.keep(key, make())
-
-    def _forget_prepared(self) -> None:
-        for prepared in list(self.prepared.values()):
-            prepared.clear()
 
     def cache_clear(self) -> None:
         """Forgets all kernels but those of plans; `jax.clear_caches` does it."""

@@ -11,8 +11,8 @@ Thread rule: under the kernel cache's lock where it changes. Cost: O(1).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Mapping
+from typing import Any, Generic, TypeVar
 
 from coop_jax import _core
 from coop_jax._src.ir import constants
@@ -24,14 +24,14 @@ K = TypeVar("K")
 class Kernels(Generic[K]):
     """Kernels by key."""
 
-    __slots__ = ("_alive", "_forget_prepared", "_made", "recent")
+    __slots__ = ("_alive", "_made", "_prepared", "recent")
 
-    def __init__(self, forget_prepared: Callable[[], None]):
-        """`forget_prepared`: lets go of what holds kernels without being a plan."""
+    def __init__(self, prepared: Mapping[Any, _core.PreparedOperations]):
+        """`prepared`: what holds kernels without being a plan; it may grow."""
         self._alive: weakref.WeakValueDictionary[Hashable, K] = weakref.WeakValueDictionary()
         self.recent: Recent[K] = Recent(constants.TUNED.kept_kernels)
         self._made = 0  # since what is prepared was forgotten
-        self._forget_prepared = forget_prepared
+        self._prepared = prepared
 
     def find(self, key: Hashable) -> K | None:
         """The kernel of a key, which is kept for longer now."""
@@ -57,3 +57,7 @@ class Kernels(Generic[K]):
         """Forgets all kernels but those of plans."""
         self.recent.cache_clear()
         self._forget_prepared()
+
+    def _forget_prepared(self) -> None:
+        for prepared in list(self._prepared.values()):
+            prepared.clear()

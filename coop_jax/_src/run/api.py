@@ -25,7 +25,7 @@ from coop_jax._src.run import previews
 from coop_jax._src.run.argument_passing import LeafKinds, as_results, contents_of, read_inputs
 from coop_jax._src.run.call_trees import CallTrees
 from coop_jax._src.run.dynamic_call import run_online
-from coop_jax._src.run.fast_path import UNKNOWN, LastCall, known_calls, note
+from coop_jax._src.run.fast_path import UNKNOWN, LastCall, known_form, note
 from coop_jax._src.run.planned_call import run_planned
 from coop_jax._src.run.specialization import (
     Signature,
@@ -141,13 +141,13 @@ class BudgetedFunction(FunctionUnderBudget, Generic[P, R]):
         if not transforms.at_top():
             return self._transformed(args, kwargs)  # type: ignore[no-any-return]
         last = self._signatures.latest
-        leaves = known = None
+        leaves = form = None
         if last is not None and last.context is contexts.current():
             leaves = last.leaves(args, kwargs)
-            known = known_calls(last.runtime, last.signature)
-        if last is not None and known is not None and leaves is not None:
+            form = known_form(last.runtime, last.signature)
+        if last is not None and form is not None and form.known is not None and leaves is not None:
             result = last.runtime.call(
-                last.context.values, known.repeat, leaves, last.runtime.interrupts, last.trees
+                last.context.values, form.known.repeat, last.signature, form, leaves, last.trees
             )
             if result is not UNKNOWN:
                 return result  # type: ignore[no-any-return]

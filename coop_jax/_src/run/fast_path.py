@@ -36,10 +36,9 @@ from coop_jax._src.run.argument_passing import (
 )
 from coop_jax._src.run.call_trees import CallTrees
 from coop_jax._src.run.planned_call import Ran, carry_out
-from coop_jax._src.run.specialization import Repeats, Signature
+from coop_jax._src.run.specialization import Signature
 from coop_jax._src.run.tiering import settled_form
 from coop_jax._src.util.calling_convention import Convention, Fixed
-from coop_jax._src.util.interrupts import Interrupts
 
 UNKNOWN: Any = object()  # no result: the call is like none that is known
 
@@ -95,16 +94,17 @@ class LastCall:
 
 
 class KnownCalls:
-    """States in which a signature was called in one form, each with its plan."""
+    """States in which a signature was called in one form, each with its plan.
+
+    The form holds these, so they hold neither it nor the signature.
+    """
 
     __slots__ = (
         "_committed",
-        "_form",
         "_from_host",
         "_kinds",
         "_recognizer",
         "_runtime",
-        "_signature",
         "_states",
     )
 
@@ -112,11 +112,10 @@ class KnownCalls:
         self,
         runtime: Runtime,
         signature: Signature,
-        form: Signature,
         kinds: LeafKinds,
         inputs: Inputs,
     ):
-        self._runtime, self._signature, self._form, self._kinds = runtime, signature, form, kinds
+        self._runtime, self._kinds = runtime, kinds
         self._from_host, self._committed = tuple(inputs.from_host), inputs.committed
         memory = runtime.memory()
         reader = argument_reader.argument_reader(runtime.device)
@@ -143,12 +142,15 @@ class KnownCalls:
         ):
             self._states.append(_State(residency, plan, tuple(wrapped)))
 
-    def repeat(self, leaves: list[Any], interrupts: Interrupts, trees: CallTrees) -> Any:
+    def repeat(
+        self, signature: Signature, form: Signature, leaves: list[Any], trees: CallTrees
+    ) -> Any:
         """Carries out the call if everything is as in an earlier one; `UNKNOWN` if it is not.
 
         Args:
+          signature: of the call.
+          form: the form of it whose calls these are.
           leaves: the arguments.
-          interrupts: checked between operations, until a donated argument is consumed.
           trees: what puts the results together, as long as their loss would be noticed.
         """
         begin = time.perf_counter()
@@ -162,27 +164,29 @@ class KnownCalls:
             return UNKNOWN
         state = self._states[number]
         with arrays.compiling():
-            values, obeyed = carry_out(self._runtime, self._form, state.plan, given, interrupts)
+            values, obeyed = carry_out(
+                self._runtime, form, state.plan, given, self._runtime.interrupts
+            )
         if obeyed:  # then all that was donated is gone, and the results are as they were
             for n in state.wrapped:
-                aval = self._signature.out_avals[n]
+                aval = signature.out_avals[n]
                 values[n] = as_result(values[n], aval, committed=self._committed)
             self._recognizer.returned(number, values)
         else:
             device = self._runtime.device
             delete_donated(state.residency, given, values, device)
             inputs = Inputs(given, [None] * len(given), self._committed, list(self._from_host))
-            values = as_results(values, self._signature.out_avals, inputs, device)
+            values = as_results(values, signature.out_avals, inputs, device)
         seconds = time.perf_counter() - begin
-        self._signature.tier.ran(seconds)
+        signature.tier.ran(seconds)
         self._runtime.counters.call_seconds += seconds
         return trees.result(values)
 
 
-def known_calls(runtime: Runtime, signature: Signature) -> Repeats | None:
-    """Those of the form that is run now; None while that is not settled."""
+def known_form(runtime: Runtime, signature: Signature) -> Signature | None:
+    """The form that is run now, with its known calls; None while that is not settled."""
     form = settled_form(runtime, signature)
-    return None if form is None else form.known
+    return None if form is None or form.known is None else form
 
 
 def note(
@@ -213,6 +217,6 @@ def note(
         return
     form = ran.form
     if form.known is None or not form.known.fit(inputs):
-        form.known = KnownCalls(runtime, signature, form, kinds, inputs)
+        form.known = KnownCalls(runtime, signature, kinds, inputs)
     wrapped = [n for n, (x, y) in enumerate(zip(results, ran.values, strict=True)) if x is not y]
     form.known.add(ran.residency, ran.plan, wrapped)

@@ -35,7 +35,6 @@ from coop_jax._src.util import progress
 from coop_jax._src.util.call_arguments import donated_names
 from coop_jax._src.util.calling_convention import Convention, Fixed
 from coop_jax._src.util.incremental_work import GradualWork, Pieces
-from coop_jax._src.util.interrupts import Interrupts
 
 # Calls in one form: the first ones compile and plan; after so many it is known what they take.
 _UNTIL_SETTLED, _JUDGED_AFTER = 3, 10
@@ -106,7 +105,9 @@ class Repeats(Protocol):
     def add(self, residency: Residency, plan: CompiledPlan, wrapped: Sequence[int]) -> None:
         """Notes a call by plan, and which of its results were wrapped."""
 
-    def repeat(self, leaves: list[Any], interrupts: Interrupts, trees: CallTrees) -> Any:
+    def repeat(
+        self, signature: Signature, form: Signature, leaves: list[Any], trees: CallTrees
+    ) -> Any:
         """Carries out a call if it is like one of them."""
 
 

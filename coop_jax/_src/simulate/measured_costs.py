@@ -172,7 +172,8 @@ def record_costs(*runtimes: Runtime) -> Iterator[MeasuredCosts]:
     """Records the seconds of each operation that the runtimes run in the `with` block.
 
     Measured where operations run in order on the caller's thread (CPU); elsewhere times include the
-    wait for the device. The first run of each operation is not counted.
+    wait for the device. The first run of each operation is not counted, nor is a call that began
+    before.
 
     Args:
       *runtimes: `step.runtime`, or any `Runtime`.

@@ -35,7 +35,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     run = executor._run
 
     def counted(instruction: Any, *args: Any) -> None:
-        seen.append(instruction.executable.kernel.label)
+        seen.append(instruction.executable.label)
         run(instruction, *args)
 
     monkeypatch.setattr(executor, "_run", counted)

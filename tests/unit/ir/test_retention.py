@@ -75,6 +75,44 @@ def test_ever_new_shapes_leave_no_more_than_a_bound(few: Recent[Any], front_end:
     assert max(counts[10:]) <= max(counts[:10]) + 6
 
 
+@front_ends
+def test_what_is_compiled_goes_with_its_kernel(few: Recent[Any], front_end: Any) -> None:
+    """At once: in cycles it stays until Python looks for those, hundreds of executables later."""
+    for n in range(5, 10):
+        front_end(lambda x: jnp.sin(x) @ W, budget="1MiB")(rows(n))
+    before = live_executables()
+    gc.disable()
+    try:
+        for n in range(10, 30):
+            front_end(lambda x: jnp.sin(x) @ W, budget="1MiB")(rows(n))
+        after = len(jax.devices()[0].client.live_executables())  # type: ignore[attr-defined]
+    finally:
+        gc.enable()
+    assert after <= before + 6
+
+
+@pytest.mark.parametrize("front_end", [*FRONT_ENDS, coop_jax.jit])
+def test_nothing_waits_for_the_garbage_collector(front_end: Any) -> None:
+    def some() -> None:
+        step = front_end(jax.value_and_grad(loss), budget="1MiB")
+        for n in (20, 21, 20, 20, 20):
+            step(W, rows(n))
+
+    some()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        some()
+        gc.collect()
+        ours = {type(x) for x in gc.garbage if type(x).__module__.startswith("coop_jax")}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not ours
+
+
 def test_a_function_forgets_the_signatures_of_long_ago() -> None:
     step = coop_jax.run(lambda x: x * 2)
     step._signatures.bound = 4

@@ -268,6 +268,21 @@ def test_measured_costs_price_what_was_decided(tmp_path: pathlib.Path) -> None:
         coop_jax.simulate(lambda x: jnp.sort(x, axis=0), X, costs=loaded)
 
 
+def test_costs_are_measured_in_eager_calls_too() -> None:
+    step = coop_jax.remat_eager(deep, budget=0.7)
+    w, x = jnp.full(W.shape, 0.01), jnp.ones(X.shape)
+    expected = step(w, x)
+    with coop_jax.record_costs(step.runtime) as costs:
+        assert_same_bits(step(w, x), expected)
+        before = step.runtime.stats().calls
+        assert_same_bits(step(w, x), expected)
+        assert step.runtime.stats().calls == before + 1
+    counted = len(costs)
+    assert counted > 2
+    step(w, x)
+    assert len(costs) == counted
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [("", 1), ('{\n"format": ', 2), ("[]", 1), ('{"format": "coop_jax costs", "version": 9}', 1)],
