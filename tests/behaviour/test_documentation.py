@@ -21,6 +21,9 @@ import coop_jax
 
 ROOT = pathlib.Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"`([\w*./]+\.(?:py|cc|h|js|md))`")
+_NAME = re.compile(r"`([A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)*)`")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -132,6 +135,29 @@ def test_the_readme_shows_both_front_ends_on_one_screen() -> None:
 def test_links_lead_to_files(page: pathlib.Path) -> None:
     links = _LINK.findall(page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_paths_in_the_text_exist(page: pathlib.Path) -> None:
+    text = _FENCED.sub("", page.read_text(encoding="utf-8"))
+    folders = [ROOT / "coop_jax", ROOT / "cc", ROOT / "docs", ROOT / "tests", ROOT / "examples"]
+    files = [p for folder in folders for p in folder.rglob("*.*")]
+    missing = [path for path in _PATH.findall(text) if not any(p.match(path) for p in files)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", [p for p in pages() if p.parent.name == "how"], ids=named)
+def test_names_in_pages_about_the_code_exist(page: pathlib.Path) -> None:
+    text = _FENCED.sub("", page.read_text(encoding="utf-8"))
+    names = {name.split("::")[-1].split(".")[-1] for name in _NAME.findall(text)}
+    assert {name for name in names if not re.search(rf"\b{name}\b", _sources())} == set()
+
+
+@functools.cache
+def _sources() -> str:
+    files = (p for top in ("coop_jax", "cc", "tests") for p in (ROOT / top).rglob("*.*"))
+    kinds = {".py", ".pyi", ".cc", ".h", ".js"}
+    return "".join(p.read_text(encoding="utf-8") for p in files if p.suffix in kinds)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-// The policies that every contract is checked against: the three presets, Coop with each switch
+// The policies that every contract is checked against: the presets, Coop with each switch
 // turned off alone, the exact neighbourhoods, and the forced-eviction mode.
 
 #ifndef COOP_TESTS_CORE_NAMED_POLICIES_H_

@@ -32,9 +32,7 @@ import jax
 from coop_jax import _core
 from coop_jax._src.compat import arrays, devices
 from coop_jax._src.execution import slot_copy
-
-# Of XLA's own buffers on a GPU; parameters need less. The runtime aligns blocks to it there.
-ALIGNMENT_BYTES = 256
+from coop_jax._src.ir import cost_model
 
 
 class PoolMemory:
@@ -141,6 +139,6 @@ def _allocate(capacity_bytes: int, device: jax.Device) -> jax.Array:
             f" {device}. Name a smaller budget, or free what the device holds."
         )
         raise
-    if arrays.address_of(owner) % ALIGNMENT_BYTES:
+    if arrays.address_of(owner) % cost_model.ALIGNMENT_BYTES:
         raise RuntimeError("invariant: XLA aligns what it allocates on a GPU to 256 bytes")
     return owner

@@ -145,9 +145,8 @@ class Runtime:
         self.cache = kernels.cache_for(self._device)
         self._compilations_before = self.cache.compilations
         self._compile_seconds_before = self.cache.compile_seconds
-        self.settings = PlanSettings(
-            self._policy, 64 if self._device.platform == "cpu" else 256, self.cache.profile
-        )
+        profile = self.cache.profile
+        self.settings = PlanSettings(self._policy, profile.alignment_bytes, profile)
         self.counters = Counters(compilations_before=self.cache.compilations)
         self.recording: CallRecording | None = None  # of what calls do, while somebody asks
         self._memory: PoolMemory | None = None

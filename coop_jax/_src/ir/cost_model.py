@@ -16,6 +16,10 @@ from coop_jax._src.compat import jaxprs
 from coop_jax._src.util import options
 
 
+# Of XLA's allocations on a GPU; enough for it on any device.
+ALIGNMENT_BYTES = 256
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """Rates of a device.
@@ -36,7 +40,7 @@ class DeviceProfile:
     flops_per_second: float
     bytes_per_second: float
     launch_seconds: float
-    alignment_bytes: int = 256
+    alignment_bytes: int = ALIGNMENT_BYTES
     small_flops: float | None = None
     small_bytes: float | None = None
     expensive_passes: float = 6.0

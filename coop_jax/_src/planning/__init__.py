@@ -5,7 +5,8 @@
 `workspace` provides for XLA's temporary memory; `pool_state` says where inputs lie; `policies`
 name what users choose; `recorded_calls` plans what an eager function did in its last calls, whose
 results go where `result_layout` says; `settling` sends results back to the places of the arguments
-that they replace; `constants` holds what was tuned.
+that they replace; `rematerialized` writes a plan as a program, recomputations included; `constants`
+holds what was tuned.
 
 Knows neither arrays nor executables.
 """

@@ -18,11 +18,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coop_jax._src.ir.cost_model import ALIGNMENT_BYTES
 from coop_jax._src.ir.program import Program
 from coop_jax._src.ir.replaced_inputs import replaced_inputs
-
-# What moves aside goes to a multiple of it: XLA's own alignment on any device.
-_ALIGNMENT_BYTES = 256
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class _Ranges:
         for b, e in sorted((*self._walls, *self.movable.values())):
             if b - begin >= nbytes:
                 break
-            begin = max(begin, -(-e // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+            begin = max(begin, -(-e // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
         return begin if begin + nbytes <= capacity_bytes else -1
 
 
