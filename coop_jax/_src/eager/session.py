@@ -69,8 +69,7 @@ class Session:
           lesson: what is known of such calls, and what learns from this one.
         """
         self._closed, self._begin = False, time.perf_counter()
-        self._runtime = runtime
-        self._memory = runtime.memory()
+        self._runtime, self._memory = runtime, runtime.memory()
         self._preparer = Preparer(runtime.cache, self._memory.device)
         self._context = contexts.current()
         settings, self._verifier = runtime.settings, runtime.verifier()
@@ -81,6 +80,8 @@ class Session:
             blocks = self._memory.pool.live_blocks()
             policy = lesson.begin(blocks, self._call_settings(), runtime.capacity_bytes())
         load, load_arguments = arrays.importer(self._memory.device)
+        is_watched = self._verifier is not None or runtime.counters.recorder is not None
+        goes_past_python = self.fast and self._memory.synchronous and not is_watched
         self._core = _core.SessionCore(
             runtime.capacity_bytes(),
             settings.alignment_bytes,
@@ -92,7 +93,7 @@ class Session:
             load_arguments,
             operand_key,
             self._preparer.prepared,
-            self._passes_python(),
+            goes_past_python,
             runtime.budget_bytes is None,
             0.0 if settings.policy.evict_always else runtime.max_recompute or 0.0,
         )
@@ -297,11 +298,6 @@ class Session:
         return first_launch(self._runtime, self._core, self._verifier, launch, operands)
 
     # --- Keeping books ---
-
-    def _passes_python(self) -> bool:
-        """Whether launches of operations that are known to obey go past `_on_launch`."""
-        is_watched = self._verifier is not None or self._runtime.counters.recorder is not None
-        return self.fast and self._memory.synchronous and not is_watched
 
     def _reserve(self, incoming_bytes: int = 0, workspace_bytes: int = 0) -> None:
         self._beside.reserve(self, incoming_bytes, workspace_bytes)
