@@ -15,7 +15,6 @@ from typing import Any
 from coop_jax._src.compat import jaxprs
 from coop_jax._src.util import options
 
-
 # Of XLA's allocations on a GPU; enough for it on any device.
 ALIGNMENT_BYTES = 256
 
