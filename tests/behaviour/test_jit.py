@@ -95,6 +95,28 @@ def test_where_the_budget_suffices_it_is_the_program_of_jit(budget: Any) -> None
     assert str(report).endswith("the program of jax.jit")
 
 
+def test_the_program_of_jit_is_compiled_if_it_may_fit_or_is_asked_for(
+    backend_compilations: Callable[[], int],
+) -> None:
+    args = params(), batch()
+    jit_bytes = needed(step, *args)
+
+    def compilations(what: Callable[[], Any]) -> int:
+        before = backend_compilations()
+        what()
+        return backend_compilations() - before
+
+    tight = coop_jax.jit(step, budget=int(0.6 * jit_bytes))
+    compiled = compilations(lambda: tight(*args))
+    asked = compilations(lambda: tight.plan(*args))
+    assert (compiled, asked) == (len(tight.plan(*args).attempts), 1)
+    assert compilations(lambda: tight.plan(*args)) == 0
+    assert tight.plan(*args).jit_bytes == jit_bytes
+    wide = coop_jax.jit(step, budget=int(0.97 * jit_bytes))
+    assert compilations(lambda: wide(*args)) == len(wide.plan(*args).attempts) + 1
+    assert compilations(lambda: wide.plan(*args)) == 0
+
+
 def test_an_argument_that_is_returned_is_passed_on_as_under_jit() -> None:
     def fn(x: Any, y: Any) -> Any:
         return x, y + 1, x

@@ -7,6 +7,7 @@ by what `jax.jit` would tell programs by, or planned and compiled.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping
@@ -19,8 +20,9 @@ from coop_jax._src.compat.guards import Refused
 from coop_jax._src.jit import budget_search
 from coop_jax._src.jit.constants import TUNED
 from coop_jax._src.jit.options import JitOptions
+from coop_jax._src.jit.plain_program import PlainProgram
 from coop_jax._src.jit.programs import JittedProgram, make_program
-from coop_jax._src.jit.report import PlanReport
+from coop_jax._src.jit.report import NOT_ASKED, PlanReport
 from coop_jax._src.jit.signatures import signature_key
 from coop_jax._src.util import options
 from coop_jax._src.util.recent import Recent
@@ -65,6 +67,8 @@ class PlannedFunction(Generic[P, R]):
     def plan(self, *args: Any, **kwargs: Any) -> PlanReport:
         """What a call with these arguments keeps and recomputes; plans it if it was not yet.
 
+        It also compiles the program of `jax.jit` if nothing has, to say what that needs.
+
         Args:
           *args: of the call; arrays or `jax.ShapeDtypeStruct`s.
           **kwargs: likewise.
@@ -72,7 +76,12 @@ class PlannedFunction(Generic[P, R]):
         Raises:
           BudgetExceededError: as the call.
         """
-        return self._program(args, kwargs).report
+        with self._lock:
+            program = self._program(args, kwargs)
+            if program.report.jit_bytes == NOT_ASKED:
+                plain = PlainProgram(self._options, args, dict(kwargs))
+                program.report = dataclasses.replace(program.report, jit_bytes=plain.needed_bytes)
+            return program.report
 
     @property
     def options(self) -> JitOptions:

@@ -1,8 +1,8 @@
 """One program of a function under `coop_jax.jit`: of one signature, compiled, within the budget.
 
 Model: where the program of `jax.jit` fits, it is the program, and a budget that is a fraction is
-one of what it needs. Else its jaxpr is planned. A plan that an earlier process found and kept is
-taken without either.
+one of what it needs. Else its jaxpr is planned; where that is sure from what is expected of it,
+without compiling it. A plan that an earlier process found and kept is taken without either.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from coop_jax._src.compat import jaxprs
 from coop_jax._src.compat.guards import Guard
 from coop_jax._src.jit import plan_cache
 from coop_jax._src.jit.compiled_plans import Planning, check_agreement
+from coop_jax._src.jit.constants import TUNED
 from coop_jax._src.jit.fitting import fit
 from coop_jax._src.jit.options import JitOptions
 from coop_jax._src.jit.plain_program import PlainProgram
 from coop_jax._src.jit.program_planner import ProgramPlanner
 from coop_jax._src.jit.refusals import exceeded
-from coop_jax._src.jit.report import PlanReport, lines_of
+from coop_jax._src.jit.report import NOT_ASKED, PlanReport, lines_of
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class JittedProgram:
     """A program that fits.
 
@@ -31,7 +32,7 @@ class JittedProgram:
       guard: what refuses.
       unguarded: the same function for what is done with it outside of calls, such as its jaxpr;
         None where a plan was kept without that.
-      report: what was found.
+      report: what was found; what `jax.jit` needs may come to it later.
     """
 
     jitted: Any
@@ -78,10 +79,13 @@ def _within(
         check_agreement(f"{options.budget} {needed} {options.respect_checkpoints}", "budgets")
     if isinstance(budget, float):
         budget = max(1, int(needed * budget))
-    if needed <= budget:
+    if needed != NOT_ASKED and needed <= budget:
         return _as_it_is(options, plain, budget)
     fitted = fit(planner or plans.planner(), plans.compiled, budget)
     if fitted.smallest_bytes is not None:
+        needed = needed or plain.needed_bytes
+        if needed <= budget:
+            return _as_it_is(options, plain, budget)
         names = jaxprs.argument_names(plain.traced.jaxpr.jaxpr)
         raise exceeded(fitted, budget, needed, names)
     planned, made = fitted.planned, fitted.made
@@ -102,11 +106,19 @@ def _within(
 
 
 def _needed_bytes(plain: PlainProgram, budget: int | float, planner: ProgramPlanner | None) -> int:
-    """What the program of `jax.jit` needs, which is ready to run where it is likely to fit."""
+    """What the program of `jax.jit` needs, which is ready to run where it is likely to fit.
+
+    `NOT_ASKED` where it is sure not to fit: it is not compiled then.
+    """
     if isinstance(budget, float):
         is_likely = budget == 1.0
+    elif planner is None:
+        is_likely = True
     else:
-        is_likely = planner is None or planner.expected_bytes() <= budget
+        expected = planner.expected_bytes()
+        if expected > TUNED.certain_excess * budget:
+            return NOT_ASKED
+        is_likely = expected <= budget
     return plain.compile() if is_likely else plain.needed_bytes
 
 

@@ -33,6 +33,10 @@ class PlannedLine:
     recompute_seconds: float
 
 
+# In place of what `jax.jit` needs, while nobody has asked for that.
+NOT_ASKED = 0
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanReport:
     """The plan of a call of `coop_jax.jit`.
@@ -40,7 +44,7 @@ class PlanReport:
     Attributes:
       budget_bytes: of one device; None without a budget.
       jit_bytes: what `jax.jit` needs on one device: arguments, results that are not written over
-        them, temporaries, as XLA says.
+        them, temporaries, as XLA says. `plan` always has it.
       needed_bytes: the same for the program that runs.
       predicted_bytes: what the plan expected; None where the program is that of `jax.jit`.
       attempts: the plans that were compiled, in order; none where the program is that of `jax.jit`.
