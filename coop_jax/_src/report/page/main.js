@@ -2,6 +2,15 @@
 
 const THEMES = {light: 'dark', dark: 'light'};
 
+// The colour that a variable of the style sheet stands for in the theme of now.
+function colorOf(variable) {
+  const {style} = document.body;
+  style.accentColor = `var(${variable})`;
+  const color = getComputedStyle(document.body).accentColor;
+  style.accentColor = '';
+  return color;
+}
+
 class Page {
   constructor(models) {
     const mostBytes = Math.max(1, ...models.map((model) => model.poolBytes));
@@ -125,13 +134,12 @@ class Page {
   }
 
   resize() {
-    const style = getComputedStyle(document.documentElement);
     const colors = {};
     for (const name of [
       'muted', 'line', 'track', 'accent', 'second', 'reserved', 'beyond', 'cursor', 'cursorFill',
       'again',
     ]) {
-      colors[name] = style.getPropertyValue(`--${name.toLowerCase()}`).trim();
+      colors[name] = colorOf(`--${name.toLowerCase()}`);
     }
     colors.eviction = EVICTION[this.theme];
     for (const panel of this.panels) {
