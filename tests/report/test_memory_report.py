@@ -177,7 +177,7 @@ def test_json_has_stable_keys() -> None:
         *("name", "platform", "devices", "peak_bytes", "argument_bytes", "output_bytes"),
         *("alias_bytes", "temporary_bytes", "library_bytes", "peak", "buffers", "moments"),
         *("hints", "elsewhere", "elsewhere_bytes", "budgets", "recommended_budget"),
-        *("by_kind", "by_source", "by_module"),
+        *("refusal", "by_kind", "by_source", "by_module"),
     }
     assert sum(b["nbytes"] for b in found["buffers"]) == found["peak_bytes"]
     assert set(found["buffers"][0]) == {
@@ -263,6 +263,44 @@ def test_operations_of_a_plan_keep_the_users_lines() -> None:
     activations = [b for b in found.buffers if b.shape == (1024, 64) and b.kind != "inputs"]
     assert activations
     assert all(".layer)" in b.source and HERE in b.source for b in activations)
+
+
+@pytest.mark.parametrize("front_end", [coop_jax.run, coop_jax.jit])
+def test_a_budget_that_does_not_suffice_is_said_beside_the_program(front_end: Any) -> None:
+    step = front_end(train_step, budget="300KiB", donate_argnums=0)
+    report = coop_jax.memory(step, *example())
+    enough = coop_jax.memory(front_end(train_step, budget=None, donate_argnums=0), *example())
+    assert report.peak_bytes == enough.peak_bytes
+    assert report.by_source == enough.by_source
+    assert re.fullmatch(r"does not fit into 300.00 KiB; fits into .*, and into .*", report.refusal)
+    for shown in (str(report), report.to_html(), report.to_json()):
+        assert "does not fit into 300.00 KiB" in shown
+    assert not enough.refusal
+
+
+def test_a_budget_that_does_not_suffice_for_a_method_or_a_library_function() -> None:
+    class Model:
+        @functools.partial(coop_jax.jit, budget="1MiB", static_argnums=0)
+        def loss(self, x: Any) -> Any:
+            return (jnp.tanh(jnp.tanh(x) @ x.T) ** 2).mean()
+
+    def loss(model: nnx.Linear, x: Any) -> Any:
+        return (jnp.tanh(model(x)) ** 2).mean()
+
+    assert coop_jax.memory(Model().loss, abstract(1024, 512)).refusal
+    library = coop_jax.jit(nnx.jit(loss), budget="64KiB")
+    found = coop_jax.memory(library, nnx.Linear(64, 512, rngs=nnx.Rngs(0)), jnp.ones((512, 64)))
+    assert found.refusal
+
+
+def test_equal_results_of_a_list_are_one_row() -> None:
+    def step(weights: Any, x: Any) -> Any:
+        return [w + x for w in weights], (weights[0][0], x.sum())
+
+    report = coop_jax.memory(step, [abstract(64, 64)] * 12, abstract(64, 64))
+    rows = [line for line in str(report).splitlines() if "result[" in line]
+    assert any("result[0][*]  12 × float32[64,64]" in row for row in rows)
+    assert len(rows) <= 3
 
 
 def test_functions_bound_to_arguments_are_taken() -> None:

@@ -49,7 +49,7 @@ def _run(given: argparse.Namespace, out: TextIO) -> int:
         with open(given.html, "w", encoding="utf-8") as file:
             file.write(_page(report))
     print(report.to_json() if given.json else report.to_text(width=text.width()), file=out)
-    return 0
+    return 1 if report.refusal else 0
 
 
 def _page(report: MemoryReport) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from coop_jax._src.compat import program_memory
 from coop_jax._src.eager.api import EagerFunction
 from coop_jax._src.execution.wrapped_function import WrappedFunction
 from coop_jax._src.jit.library_function import LibraryFunction
+from coop_jax._src.jit.planned_function import PlannedFunction
 from coop_jax._src.report.accepted import accepted
 from coop_jax._src.report.compiled_report import compiled_report
 from coop_jax._src.report.elsewhere import caller_of_this_package, held_elsewhere
@@ -23,6 +25,7 @@ from coop_jax._src.run.budget_queries import sweep
 from coop_jax._src.simulate.simulation import Simulation
 from coop_jax._src.util import library_jits, options
 from coop_jax._src.util.calling_convention import convention_of
+from coop_jax._src.util.errors import BudgetExceededError, CompiledBudgetReport
 
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 _MOST_OVERHEAD = 0.1
@@ -40,6 +43,8 @@ def memory(
     read: what lies where, and when. Nothing runs, and nothing is allocated for the program. What
     `coop_jax.run` returned is not compiled: its plan for a first call says it all, up to XLA's
     temporary memory in single operations. Of `remat_eager` it is the plan that `run` would have.
+    If the budget of a function does not suffice, the report is of its program without one, and says
+    so.
 
     Args:
       fn: a function of pytrees of arrays; also one of `jax.jit`, `flax.nnx.jit`,
@@ -76,7 +81,14 @@ def memory(
         if budgets:
             raise TypeError("budgets=True plans for coop_jax.jit: give the function itself")
         return planned_report(fn, args, kwargs, caller_of_this_package())
-    program = accepted(fn, args, kwargs)
+    refusal = ""
+    try:
+        program = accepted(fn, args, kwargs)
+    except BudgetExceededError as error:
+        if not isinstance(error.report, CompiledBudgetReport):
+            raise
+        refusal, fn = _refusal(error.report), _without_budget(fn)
+        program = accepted(fn, args, kwargs)
     said = program_memory.of_compiled(program.compiled)
     elsewhere = held_elsewhere(jax.tree.leaves((args, kwargs)), caller_of_this_package())
     found = compiled_report(said, program.arguments, program.results, elsewhere)
@@ -87,7 +99,27 @@ def memory(
         name=program.name or found.name,
         budgets=costs,
         recommended_budget=min(good, default=None),
+        refusal=refusal,
     )
+
+
+def _refusal(report: CompiledBudgetReport) -> str:
+    """In the words of `Simulation`."""
+    budget, plain, smallest = map(
+        options.format_bytes,
+        (report.budget_bytes, report.jit_bytes, report.smallest_budget_bytes),
+    )
+    without = f"fits into {plain} without recomputation"
+    return f"does not fit into {budget}; {without}, and into {smallest}"
+
+
+def _without_budget(fn: Any) -> Any:
+    """What `coop_jax.jit` returned, as without a budget."""
+    if isinstance(fn, functools.partial):  # of a method
+        return functools.partial(_without_budget(fn.func), *fn.args, **fn.keywords)
+    if isinstance(fn, PlannedFunction):
+        return PlannedFunction(dataclasses.replace(fn.options, budget=None))
+    return inspect.unwrap(fn, stop=lambda f: not isinstance(f, LibraryFunction))
 
 
 def _budget_costs(

@@ -55,6 +55,8 @@ class MemoryReport:
       budgets: what budgets cost under `coop_jax.jit`; empty if that was not asked for.
       recommended_budget: the smallest of them with an overhead of at most 10%; None if there is
         none.
+      refusal: if the budget of the function does not suffice, what is wrong with it; the report is
+        then of the program without a budget. Empty otherwise.
     """
 
     name: str
@@ -74,6 +76,7 @@ class MemoryReport:
     elsewhere: tuple[Held, ...]
     budgets: tuple[BudgetCost, ...] = ()
     recommended_budget: int | None = None
+    refusal: str = ""
 
     @property
     def by_kind(self) -> dict[str, int]:
@@ -141,7 +144,7 @@ class MemoryReport:
         return ", ".join(p for p in parts if p)
 
     def _footer(self) -> list[str]:
-        lines = []
+        lines = [f"{self.name} {self.refusal}"] if self.refusal else []
         if self.library_bytes:
             lines.append(
                 f"beside it XLA's CPU libraries take up to {format_bytes(self.library_bytes)}"

@@ -46,13 +46,15 @@ def planned_report(
       caller: the innermost frame that is the user's.
 
     Raises:
-      ValueError: no plan fits the budget, or the order of operations depends on values.
+      ValueError: the order of operations depends on values.
     """
     inner: Callable[..., Any] = inspect.unwrap(fn)
     planned = fn if hasattr(fn, "simulate") else run_api.run(inner)
     simulation = planned.simulate(*args, **kwargs)
-    if not simulation.feasible:
-        raise ValueError(f"there is no plan: the call {simulation}")
+    refusal = "" if simulation.feasible else str(simulation)
+    if refusal:
+        peak_bytes = simulation.unbudgeted_peak_bytes
+        simulation = planned.simulate(*args, budget=peak_bytes, **kwargs)
     program = planned.traced(*args, **kwargs).program
     avals = [program.values[v].aval for v in program.inputs]
     inputs = [
@@ -87,6 +89,7 @@ def planned_report(
         lifetimes=tuple(buffers),
         hints=hints_of(listed, arguments, elsewhere, simulation.peak_bytes),
         elsewhere=elsewhere,
+        refusal=refusal,
     )
 
 

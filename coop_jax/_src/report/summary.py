@@ -91,7 +91,12 @@ def _key(buffer: Buffer) -> tuple[str, ...]:
 def _part(buffer: Buffer) -> str:
     """The part of the arguments that a row is about."""
     if buffer.kind == "results":
-        return "".join(_PART.findall(buffer.path)[:3])
+        parts = _PART.findall(buffer.path)
+        if len(parts) == 3 and re.fullmatch(
+            r"\[\d+\]", parts[2]
+        ):  # equal ones of a list are one row
+            return f"{parts[0]}{parts[1]}[*] {shape_text(buffer)}"
+        return "".join(parts[:3])
     path = re.sub(r"\[\d+\]", "[*]", buffer.path)
     parts = _PART.findall(path)
     if buffer.kind == "inputs" or not parts:
