@@ -153,6 +153,13 @@ def test_a_refusal_names_a_budget_that_does_and_runs_nothing() -> None:
         coop_jax.jit(step, budget=report.smallest_budget_bytes // 2, donate_argnums=0)(*args)
 
 
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_a_refusal_advises_donation_only_where_it_helps(donated: tuple[int, ...]) -> None:
+    with pytest.raises(coop_jax.BudgetExceededError) as info:
+        coop_jax.jit(step, budget=0.05, donate_argnums=donated)(params(), batch())
+    assert ("donate" in str(info.value).split("budget:")[0]) == (not donated)
+
+
 def test_donated_arguments_are_gone_and_others_are_not() -> None:
     planned = coop_jax.jit(step, budget=0.6, donate_argnums=0)
     state, x = params(), batch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
+from coop_jax._src.compat import jits
 from coop_jax._src.ir.cost_model import DeviceProfile
 from coop_jax._src.jit.constants import TUNED
 from coop_jax._src.jit.library_function import LibraryFunction
@@ -48,8 +49,9 @@ def jit(
     the budget is one of whole programs, so the outermost function is the one to give it to.
 
     Args:
-      fn: a function of pytrees of arrays, as for `jax.jit`; it may be jitted already, also by
-        `flax.nnx.jit` or `equinox.filter_jit`, and then does all that these promise.
+      fn: a function of pytrees of arrays, as for `jax.jit`; it may be jitted already, with what is
+        donated and static there, also by `flax.nnx.jit` or `equinox.filter_jit`, and then does all
+        that these promise.
       budget: on each device, for arguments, results and temporary memory: bytes (int), a string
         such as "20GiB", a fraction in (0, 1] of what `jax.jit` needs, or None for no cap.
       donate_argnums: positions of arguments that the function replaces, as for `jax.jit`.
@@ -86,8 +88,9 @@ def jit(
         raise TypeError(f"fn must be a function of arrays, got {type(fn).__name__}")
     convention = convention_of(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
     wrapper = library_jits.taken_apart(fn)
-    if wrapper is not None:  # what it says of the arguments of its pure function counts, too
+    if wrapper is not None:
         convention = wrapper.convention(convention)
+    if wrapper is not None or any(jits.said_of(fn)):  # what that says of arguments counts, too
         donate_argnums, donate_argnames = convention.donate_argnums, convention.donate_argnames
         static_argnums, static_argnames = convention.static_argnums, convention.static_argnames
     chosen = JitOptions(

@@ -63,8 +63,9 @@ def run(
     """Makes a function run under a hard memory budget.
 
     Args:
-      fn: a function of pytrees of arrays, as for `jax.jit`; it may be jitted already, also by
-        `flax.nnx.jit` or `equinox.filter_jit`, whose semantics are kept.
+      fn: a function of pytrees of arrays, as for `jax.jit`; it may be jitted already, with what is
+        donated and static there, also by `flax.nnx.jit` or `equinox.filter_jit`, with their
+        semantics.
       budget: bytes (int), a string such as "512MiB" or "2GB", a fraction in (0, 1] of what the
         function needs at its peak without a budget, or None for no cap. It counts everything the
         call keeps on the device: arguments, values, results, temporary memory.

@@ -115,8 +115,9 @@ class Simulation:
             smallest = self.smallest_budget_bytes
             would = "" if smallest is None else f", and into {format_bytes(smallest)}"
             return f"does not fit into {cap}; fits into {without} without recomputation{would}"
+        fits = "no budget" if self.budget_bytes is None else f"fits into {cap}"
         return (
-            f"fits into {cap}: peak {format_bytes(self.peak_bytes)} ({without} without a budget),"
+            f"{fits}: peak {format_bytes(self.peak_bytes)} ({without} without a budget),"
             f" {self.operations} operations in {format_seconds(self.compute_seconds)},"
             f" {self.evictions} evictions, {self.rematerialisations} recomputed in"
             f" {format_seconds(self.recompute_seconds)} ({self.overhead:.1%} overhead)"

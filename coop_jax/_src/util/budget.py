@@ -1,7 +1,8 @@
 """Budgets as users write them: bytes, strings with units, fractions.
 
 A budget is an `int` (bytes), a `str` ("512MiB", "2GB": SI and IEC units are different things), a
-`float` in (0, 1] (a fraction of the program's own unbudgeted peak), or None (no cap). Everything is
+`float` in (0, 1] or a percentage ("50%": fractions of the program's own unbudgeted peak), or None
+(no cap). Everything is
 checked here, at the API's edge, before any tracing.
 """
 
@@ -34,6 +35,7 @@ _UNITS = {
 # What numbers of bytes in the engine and in files are below.
 MOST_BYTES = 1 << 62
 
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -73,7 +75,10 @@ def parse_bytes(text: str) -> int:
     # Exact: a float of so many bytes is not.
     count = int(decimal.Decimal(match[1]) * unit) if float(match[1]) else 0
     if count <= 0:
-        raise ValueError(f"a budget must be positive, got {shown(text)}")
+        raise ValueError(
+            f"a budget must be positive, got {shown(text)}, less than a byte; a fraction of the"
+            " peak is a float such as 0.5, or a percentage such as '50%'"
+        )
     return count
 
 
@@ -91,6 +96,8 @@ def check_budget(
     """
     if budget is None:
         return None
+    if isinstance(budget, str) and (percent := _PERCENT.fullmatch(budget)) is not None:
+        budget = float(percent[1]) / 100
     if isinstance(budget, str):
         return parse_bytes(budget)
     if isinstance(budget, (bool, np.bool_)) or not isinstance(

@@ -14,16 +14,18 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from coop_jax._src.compat import arrays, jaxprs, naming
+from coop_jax._src.compat import arrays, jaxprs, jits, naming
 from coop_jax._src.compat.naming import Names as Names
 from coop_jax._src.compat.naming import Numbers as Numbers
 from coop_jax._src.util import mutations
 from coop_jax._src.util.options import shown
+
+T = TypeVar("T")
 
 _ASKED_FOR_VALUES = (
     jax.errors.ConcretizationTypeError,
@@ -203,21 +205,30 @@ def convention_of(
     static_argnums: Numbers = None,
     static_argnames: Names = None,
 ) -> Convention:
-    """The convention of a function, from what a user says of it.
+    """The convention of a function, from what a user says of it, here and in `jax.jit`.
 
     Raises:
       TypeError, ValueError: it makes no sense, or does not fit the function's signature.
     """
+    given = naming.resolve(
+        fn,
+        _numbers(donate_argnums, "donate_argnums"),
+        _names(donate_argnames, "donate_argnames"),
+        _numbers(static_argnums, "static_argnums"),
+        _names(static_argnames, "static_argnames"),
+    )
+    donated, donated_names, static, static_names = jits.said_of(fn)
     return Convention(
         fn,
-        *naming.resolve(
-            fn,
-            _numbers(donate_argnums, "donate_argnums"),
-            _names(donate_argnames, "donate_argnames"),
-            _numbers(static_argnums, "static_argnums"),
-            _names(static_argnames, "static_argnames"),
-        ),
+        _union(given[0], donated),
+        _union(given[1], donated_names),
+        _union(given[2], static),
+        _union(given[3], static_names),
     )
+
+
+def _union(first: tuple[T, ...], second: tuple[T, ...]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
 
 
 def _numbers(given: Any, name: str) -> tuple[int, ...] | None:

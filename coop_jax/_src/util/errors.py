@@ -130,12 +130,15 @@ class CompiledBudgetReport:
 
     def describe(self) -> str:
         """The report as text."""
+        kept = {(s.shape, s.dtype) for s in self.alive if s.kind == "arguments"}
+        donatable = any(s.kind == "results" and (s.shape, s.dtype) in kept for s in self.alive)
+        donate = f"{_DONATE}, " if donatable else ""
         return "\n".join(
             [
                 f"the budget does not suffice: of {self.attempts} compiled plans none fits.",
                 _row("smallest budget that would do", self.smallest_budget_bytes),
-                "What to change: donate what the function replaces (donate_argnums=), raise"
-                " budget= to at least that, or make the batch smaller.",
+                f"What to change: {donate}raise budget= to at least that, or make the batch"
+                " smaller.",
                 _row("budget", self.budget_bytes),
                 _row("under jax.jit", self.jit_bytes),
                 f"{_row('the smallest plan', self.smallest_plan_bytes)}: arguments"
@@ -253,6 +256,12 @@ def _describe(report: BudgetReport) -> str:
     return "\n".join(lines)
 
 
+_DONATE = (
+    "donate the arguments that the function replaces (donate_argnums=, or donate= of"
+    " equinox.filter_jit)"
+)
+
+
 def _row(name: str, count: int) -> str:
     return f"  {name}: {format_bytes(count)} ({count} bytes)"
 
@@ -261,7 +270,7 @@ def _changes(report: BudgetReport) -> str:
     """Advice, what costs least first."""
     changes = []
     if report.donatable:
-        changes.append("donate the arguments that the function replaces (donate_argnums=)")
+        changes.append(_DONATE)
     if "other arrays" in report.by_kind:
         changes.append("drop results of earlier calls that nobody needs")
     raised = "raise budget="

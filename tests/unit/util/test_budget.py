@@ -72,6 +72,9 @@ def test_parse_bytes_takes_text_only(value: Any) -> None:
         (1.0, 1.0),
         (0.5, 0.5),
         (np.float32(0.25), 0.25),
+        ("50%", 0.5),
+        (" 12.5 % ", 0.125),
+        ("100%", 1.0),
     ],
 )
 def test_good_budgets_are_taken(budget: Any, expected: Any) -> None:
@@ -92,6 +95,10 @@ BAD = [
     (-math.inf, ValueError),
     ("12 parsecs", ValueError),
     ("-1", ValueError),
+    ("0.5", ValueError),
+    ("0%", ValueError),
+    ("120%", ValueError),
+    ("50 %%", ValueError),
     (True, TypeError),
     (False, TypeError),
     (np.bool_(True), TypeError),
