@@ -48,9 +48,11 @@ class PlanReport:
       needed_bytes: the same for the program that runs.
       predicted_bytes: what the plan expected; None where the program is that of `jax.jit`.
       attempts: the plans that were compiled, in order; none where the program is that of `jax.jit`.
-      recomputations: how many operations are run again.
+      recomputations: how many operations are run again; what bodies of loops compute again is part
+        of `recompute_share` alone.
       recompute_share: the estimated part of the time that they take.
-      lines: by source line, those with the most recomputed bytes first.
+      lines: by source line, those with the most recomputed bytes first. Kept bytes are of all that
+        is computed once, whenever it lives.
       is_stored: whether the plan was kept by an earlier process; the attempts are those of then.
     """
 

@@ -59,8 +59,8 @@ class Simulation:
       policy: what decided.
       budget_bytes: the cap on everything, None for none.
       unbudgeted_peak_bytes: what the call needs at its peak when nothing is evicted.
-      smallest_budget_bytes: if not feasible, a budget that works, to 1%; None if feasible, or if
-        none was found in some seconds.
+      smallest_budget_bytes: if not feasible, a budget that works: the smallest to 1%, or as near
+        as some seconds of search come; None if feasible, or if none was found.
       peak_bytes: most bytes held at once: pool, arrays outside it and workspace.
       external_bytes: most bytes held at once outside the pool (inputs, small values).
       workspace_bytes: the most temporary memory of one operation, as assumed.

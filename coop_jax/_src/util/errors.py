@@ -28,7 +28,8 @@ class BudgetReport:
       largest_window_bytes: the largest run of free and evictable neighbours.
       operation: the operation that made the request, or "inputs", "workspace".
       source: its source line, or "" where there is none.
-      smallest_budget_bytes: a budget that works, to 1%, if one is known.
+      smallest_budget_bytes: a budget that works, if one is known: the smallest to 1%, or as near as
+        some seconds of search come.
       lower_bound_bytes: no budget below it would do; what the operation that asked holds and asks
         for at once, with what is beside the pool.
       thrashing: room could be found only by evicting recomputed values again and again; planning
