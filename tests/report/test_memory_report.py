@@ -245,6 +245,8 @@ def test_budgets_are_planned_on_request(front_end: Any) -> None:
     assert found.recommended_budget in [b.budget_bytes for b in found.budgets]
     assert found.recommended_budget < found.peak_bytes
     assert f"budget={found.recommended_budget}" in str(found)
+    report = coop_jax.jit(jax.grad(loss), budget=found.recommended_budget).plan(*args)
+    assert report.recompute_share / (1 - report.recompute_share) <= 0.1
 
 
 def test_operations_of_a_plan_keep_the_users_lines() -> None:

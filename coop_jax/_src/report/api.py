@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import jax
 from coop_jax._src.compat import program_memory
 from coop_jax._src.eager.api import EagerFunction
 from coop_jax._src.execution.wrapped_function import WrappedFunction
+from coop_jax._src.jit.api import jit
 from coop_jax._src.jit.library_function import LibraryFunction
 from coop_jax._src.jit.planned_function import PlannedFunction
 from coop_jax._src.report.accepted import accepted
@@ -52,7 +53,8 @@ def memory(
         or `compile` returned; a function of `coop_jax.run` or `remat_eager`.
       *args: its arguments; arrays or `jax.ShapeDtypeStruct`s, with shardings as for a call. None
         for a program that is lowered or compiled.
-      budgets: whether to plan what budgets would cost under `coop_jax.jit`.
+      budgets: whether to plan what budgets would cost under `coop_jax.jit`, and to compile plans
+        until one is known to deserve to be recommended.
       **kwargs: its keyword arguments, likewise.
 
     Returns:
@@ -93,12 +95,12 @@ def memory(
     elsewhere = held_elsewhere(jax.tree.leaves((args, kwargs)), caller_of_this_package())
     found = compiled_report(said, program.arguments, program.results, elsewhere)
     costs = _budget_costs(fn, args, kwargs, found.peak_bytes) if budgets else ()
-    good = [c.budget_bytes for c in costs if c.feasible and c.overhead <= _MOST_OVERHEAD]
+    costs, recommended = _tried(fn, args, kwargs, costs)
     return dataclasses.replace(
         found,
         name=program.name or found.name,
         budgets=costs,
-        recommended_budget=min(good, default=None),
+        recommended_budget=recommended,
         refusal=refusal,
     )
 
@@ -120,6 +122,41 @@ def _without_budget(fn: Any) -> Any:
     if isinstance(fn, PlannedFunction):
         return PlannedFunction(dataclasses.replace(fn.options, budget=None))
     return inspect.unwrap(fn, stop=lambda f: not isinstance(f, LibraryFunction))
+
+
+def _tried(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], costs: Sequence[BudgetCost]
+) -> tuple[tuple[BudgetCost, ...], int | None]:
+    """Costs, and the least budget that is known to cost little: compiled, smallest first.
+
+    What was only expected is replaced by what compiling has shown.
+    """
+    known = sorted(costs, key=lambda cost: cost.budget_bytes)
+    recommended = None
+    for number, cost in enumerate(known):
+        if cost.feasible and cost.overhead <= _MOST_OVERHEAD:
+            known[number] = cost = _tried_budget(fn, args, kwargs, cost.budget_bytes)
+            if cost.feasible and cost.overhead <= _MOST_OVERHEAD:
+                recommended = cost.budget_bytes
+                break
+    return tuple(known[::-1]), recommended
+
+
+def _tried_budget(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], budget_bytes: int
+) -> BudgetCost:
+    try:
+        share = _under_jit(fn, budget_bytes).plan(*args, **kwargs).recompute_share
+    except BudgetExceededError:
+        return BudgetCost(budget_bytes, False, 0.0)
+    return BudgetCost(budget_bytes, True, share / max(1 - share, 1e-9))
+
+
+def _under_jit(fn: Any, budget_bytes: int) -> Any:
+    """A function under `coop_jax.jit` with a budget, whatever its own."""
+    if isinstance(fn, PlannedFunction):
+        return PlannedFunction(dataclasses.replace(fn.options, budget=budget_bytes))
+    return jit(_without_budget(fn), budget=budget_bytes)
 
 
 def _budget_costs(
