@@ -29,6 +29,8 @@ from coop_jax._src.planning import planner, settling
 from coop_jax._src.planning.pool_state import ADOPT, Residency
 from coop_jax._src.planning.workspace import Provision, refill_seconds
 
+_NOWHERE: settling.InputPlace = {}
+
 
 def compile_plan(
     plan: _core.Plan,
@@ -38,14 +40,17 @@ def compile_plan(
     cache: KernelCache,
     *,
     provision: Provision,
+    earlier: settling.InputPlace = _NOWHERE,
 ) -> tuple[CompiledPlan, list[tuple[int, int]]]:
     """Looks everything up; compiles what is not compiled yet.
+
+    `earlier` is where the inputs of an earlier call lay; see `settling`.
 
     Returns:
       The plan, and (operation, bytes of workspace) of each launch.
     """
     compile_together(wanted_by(plan, program, memory.device), memory.device, cache)
-    translator = _Translator(plan, program, residency, memory, cache, provision)
+    translator = _Translator(plan, program, residency, memory, cache, provision, earlier)
     instructions = translator.translate()
     outputs, kept = tuple(map(translator.place_of, program.outputs)), translator.kept_outputs()
     held = {position for position, _ in kept}
@@ -91,9 +96,11 @@ class _Translator:
         memory: PoolMemory,
         cache: KernelCache,
         provision: Provision,
+        earlier: settling.InputPlace,
     ):
         self.program = program
         self.provision = provision
+        self.earlier = earlier
         self.memory = memory
         self.cache = cache
         self.workspaces: list[tuple[int, int]] = []
@@ -147,9 +154,9 @@ class _Translator:
         return self.out
 
     def _settle(self) -> None:
-        """Moves results to the places of the donated inputs that they replace."""
+        """Moves results to the places of the inputs that they replace."""
         program, residency = self.program, self.residency
-        homes = settling.homes(program, residency.donated, self.plan.input_offsets)
+        homes = settling.homes(program, residency.donated, self.plan.input_offsets, self.earlier)
         wanted = {program.values[v].storage for v in self.outputs}
         if all(self.offset_of.get(s, home) == home for s, home in homes.items()):
             return

@@ -1,10 +1,14 @@
-"""Where the results of a step go back to: the places of the donated arguments that they replace.
+"""Where the results of a step go back to: the places of the arguments that they replace.
 
 Model: a training loop gives back what it was given. Most results are written over what they replace
 (see `program`); others lie where the plan had room, and the next call would find its arguments in
 new places: another plan, and so at every step. So at the end of a plan, when little is left in the
 pool, such results move to the place of the argument that they replace: that of the same shape and
 dtype, first to first. A call that finds its arguments where this one did leaves them there.
+
+Arguments that are not donated are still where they were. What replaces them goes where those of an
+earlier call lay, which are gone by then (`InputPlaces`): so a loop without donation goes to and fro
+between two places, with a plan for each.
 
 Invariant: nothing moves to where something lies, its own old place included; what cannot move home
 stays.
@@ -36,29 +40,68 @@ class Move:
     offset: int
 
 
+class InputPlaces:
+    """Where the arguments of a function lay in its last calls, whatever their signatures."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: list[InputPlace] = []  # two that differ, the older one first
+
+    def note(self, program: Program, offsets: Sequence[int]) -> None:
+        """Remembers where the inputs of a call lay, -1 outside the pool."""
+        kinds = (_kind(program, value)[1] for value in program.inputs)
+        place = dict(enumerate(zip(kinds, offsets, strict=True)))
+        others = [x for x in self._last if not _is_same(x, place)]
+        self._last = [*others[-1:], place]
+
+    def before(self, offsets: Sequence[int]) -> InputPlace:
+        """The last place but these; empty if there is none."""
+        for place in reversed(self._last):
+            if tuple(offset for _, offset in place.values()) != tuple(offsets):
+                return place
+        return {}
+
+
+# For the number of each input its shape and dtype, and where it lay.
+InputPlace = Mapping[int, tuple[Any, int]]
+
+
+def _is_same(first: InputPlace, second: InputPlace) -> bool:
+    return [at for _, at in first.values()] == [at for _, at in second.values()]
+
+
+def _kind(program: Program, value: int) -> tuple[int, Any]:
+    record = program.values[value]
+    return record.storage, (record.aval.shape, record.aval.dtype)
+
+
 def homes(
-    program: Program, donated: Sequence[bool], input_offsets: Sequence[int]
+    program: Program, donated: Sequence[bool], input_offsets: Sequence[int], earlier: InputPlace
 ) -> dict[int, int]:
-    """Storages of outputs -> the offsets of the donated inputs they replace.
+    """Storages of outputs -> the offsets of the inputs they replace.
 
     Args:
       program: what runs.
       donated: for each input whether this call disposes of it.
       input_offsets: where inputs lie, -1 outside the pool.
+      earlier: where those of an earlier call lay.
     """
-
-    def kind(value: int) -> tuple[int, Any]:
-        record = program.values[value]
-        return record.storage, (record.aval.shape, record.aval.dtype)
-
-    replaced = replaced_inputs(
-        [kind(v) for v in program.inputs], program.donated, [kind(v) for v in program.outputs]
-    )
-    return {
+    inputs = [_kind(program, v) for v in program.inputs]
+    outputs = [_kind(program, v) for v in program.outputs]
+    replaced = replaced_inputs(inputs, program.donated, outputs)
+    found = {
         storage: input_offsets[number]
         for storage, number in replaced.items()
         if donated[number] and input_offsets[number] >= 0
     }
+    others = [output for output in outputs if output[0] not in replaced] if earlier else []
+    kept = replaced_inputs(inputs, [not d for d in program.donated], others)
+    for storage, number in kept.items():
+        kind, home = earlier.get(number, (None, -1))
+        if home >= 0 and kind == inputs[number][1] and home not in found.values():
+            found[storage] = home
+    return found
 
 
 class _Ranges:

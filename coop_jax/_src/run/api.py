@@ -169,6 +169,8 @@ class BudgetedFunction(FunctionUnderBudget, Generic[P, R]):
         if signature is None:
             donated = self._convention.donated(tree)
             signature = self._trace(static, leaves, tree, donated)
+            if (last := self._signatures.latest) is not None:
+                signature.places = last.signature.places
             self._signatures[key] = signature
         runtime = self._home.here() or self._make_runtime(signature)
         trees = CallTrees(static, signature.out_tree)

@@ -105,6 +105,7 @@ class _PlanMaker:
                 runtime.memory(),
                 runtime.cache,
                 provision=provision,
+                earlier=signature.places.before(self.residency.offsets),
             )
             return used
 
@@ -224,6 +225,7 @@ def run_planned(
     given = inputs.arrays
     values, obeyed = carry_out(runtime, form, plan, given, interrupts)
     left = delete_donated(residency, given, values, runtime.device)
+    signature.places.note(program, residency.offsets)
     seconds = time.perf_counter() - begin
     signature.tier.ran(seconds)
     runtime.counters.call_seconds += seconds

@@ -27,6 +27,7 @@ from coop_jax._src.planning import planner
 from coop_jax._src.planning.pool_state import Residency
 from coop_jax._src.planning.recorded_calls import Lesson
 from coop_jax._src.planning.rematerialized import Unrolled
+from coop_jax._src.planning.settling import InputPlaces
 from coop_jax._src.planning.workspace import Provision
 from coop_jax._src.run import advice
 from coop_jax._src.run.argument_passing import InputKinds, Inputs, constants_on, input_kinds
@@ -134,6 +135,8 @@ class Signature:
     unrolled: Unrolled | None = None  # of whose plan the program is what it is, in segments
     warned: bool = False  # that donated arguments are kept
     known: Repeats | None = None  # those that need not be looked at closely again
+    # Where inputs lay, of all signatures of the function.
+    places: InputPlaces = dataclasses.field(default_factory=InputPlaces)
     key_uses: ProgramUses | None = None  # where JAX looks for random keys that are used twice
 
 

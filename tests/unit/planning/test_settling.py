@@ -101,6 +101,42 @@ def test_a_loop_has_at_most_three_plans(name: str, budget: float | None) -> None
         assert stats.peak_bytes <= stats.budget_bytes
 
 
+@pytest.mark.parametrize(
+    ("budget", "rows"),
+    [(None, (ROWS,)), (None, (ROWS, ROWS // 2, ROWS // 4)), (0.8, (8 * ROWS,))],
+)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loop_without_donation_settles_too(
+    name: str, budget: float | None, rows: tuple[int, ...]
+) -> None:
+    """It goes to and fro between two places, also with arguments of several shapes."""
+    optimizer = OPTIMIZERS[name]()
+
+    def step(state: Any, x: jax.Array) -> Any:
+        p, kept = state
+        value, grads = jax.value_and_grad(loss)(p, x)
+        updates, kept = optimizer.update(grads, kept, p)
+        return (optax.apply_updates(p, updates), kept), value
+
+    fn = coop_jax.run(step, budget=budget)
+    state = expected = (params(), optimizer.init(params()))
+    anew = coop_jax.run(step)  # its arguments come from outside the pool at each step
+    planned = []
+    # What is returned as it came stays where it is: of two old gradients three places take turns.
+    most = 8 if name == "history" else 4
+    for n in range(3 * most * len(rows)):
+        x = jnp.linspace(-1, 1, rows[n % len(rows)] * WIDTH).reshape(-1, WIDTH)
+        state, _ = fn(state, x)
+        planned.append(sum(signature.planned for signature in fn._signatures.values()))
+        if n < 3:
+            expected = jax.tree.map(np.array, anew(expected, x)[0])
+            assert_same_bits(jax.tree.map(np.array, state), expected)
+    assert planned[-1] == planned[-most * len(rows)], planned
+    assert planned[-1] <= most * len(rows), planned
+    stats = fn.runtime.stats()
+    assert budget is None or stats.peak_bytes <= stats.budget_bytes
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_moves_go_where_nothing_lies(seed: int) -> None:
     """Against a memory of cells: contents arrive, and walls stay."""
