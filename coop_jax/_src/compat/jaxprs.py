@@ -212,21 +212,38 @@ def aval_of(value: Any) -> Any:
     return _core.typeof(value)
 
 
-def source_of(info: Any) -> str:
+def source_of(info: Any, caller: str = "") -> str:
     """The user's "file:line (function)" of an equation, "" where none is known.
 
     The innermost line that is not in an installed package: of a layer written with Flax that is the
-    line of the user's model, not Flax's.
+    line of the user's model, not Flax's. Where all are in packages, `caller` if that is known: a
+    library's loop or jitted function is traced once, and its equations do not know who called it.
     """
-    return "" if info is None else source_of_traceback(info.traceback)
+    own, other = ("", "") if info is None else _sources_of_traceback(info.traceback)
+    return own or caller or other
+
+
+def own_source_of(info: Any) -> str:
+    """The same, "" where all lines are in installed packages."""
+    return "" if info is None else _sources_of_traceback(info.traceback)[0]
+
+
+def source_of_traceback(traceback: Any) -> str:
+    """As `source_of`, of JAX's traceback."""
+    own, other = _sources_of_traceback(traceback)
+    return own or other
 
 
 @functools.lru_cache(maxsize=64)  # an equation is asked for more than once, and its neighbours
-def source_of_traceback(traceback: Any) -> str:
-    """The same of JAX's traceback."""
+def _sources_of_traceback(traceback: Any) -> tuple[str, str]:
+    """The innermost line that is in no installed package, and the innermost one."""
     frames = list(_source_info_util.user_frames(traceback))
     own = [f for f in frames if "site-packages" not in f.file_name]
-    for frame in own or frames:
+    return _source(own), _source(frames)
+
+
+def _source(frames: Sequence[Any]) -> str:
+    for frame in frames:
         return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
 

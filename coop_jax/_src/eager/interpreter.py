@@ -52,7 +52,7 @@ def call(session: Machine, jaxpr: Any, constants: Sequence[Any], operands: list[
             results.clear()
     except BudgetExceededError as error:
         assert step is not None
-        error.locate(jaxprs.source_of(step.eqn.source_info))
+        error.locate(jaxprs.own_source_of(step.eqn.source_info))
         raise
     if jaxpr.constvars or jaxprs.Literal in map(type, jaxpr.outvars):
         _check_given(jaxpr, env)

@@ -156,7 +156,7 @@ def check_program(jaxpr: Any, info: Any = None) -> None:
         return
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in UNSUPPORTED or eqn.primitive.name == "device_put":
-            source = jaxprs.source_of(eqn.source_info) or jaxprs.source_of(info)
+            source = jaxprs.source_of(eqn.source_info, jaxprs.source_of(info))
             check_supported(eqn.primitive, eqn.params, (), source)
         check_nested(eqn.primitive, eqn.params, eqn.source_info)
     _checked.add(jaxpr)

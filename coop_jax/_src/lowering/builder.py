@@ -48,7 +48,7 @@ class Caller:
         info, name = eqn.source_info, eqn.primitive.name
         call = name if name in name_stacks.CHECKPOINTS else ""
         return Caller(
-            jaxprs.source_of(info) or self.source, self.stack(jaxprs.name_stack_of(info), call)
+            jaxprs.source_of(info, self.source), self.stack(jaxprs.name_stack_of(info), call)
         )
 
     def stack(self, *inner: str) -> str:

@@ -153,7 +153,7 @@ class Flattener(Walk):
         if name == "optimization_barrier":
             return operands
         avals = [*(x.aval for x in eqn.invars), *(v.aval for v in eqn.outvars)]
-        source = jaxprs.source_of(eqn.source_info) or self.caller.source
+        source = jaxprs.source_of(eqn.source_info, self.caller.source)
         primitives.check_supported(eqn.primitive, eqn.params, avals, source)
         first = operands[0] if operands else None
         if not nested and len(eqn.outvars) == 1:
@@ -258,7 +258,7 @@ class Flattener(Walk):
         return self.emit(
             kernel,
             numbers,
-            jaxprs.source_of(info),
+            jaxprs.source_of(info, self.caller.source),
             jaxprs.name_stack_of(info),
             effectful=effectful,
         )

@@ -81,7 +81,7 @@ def _written_over(
         (result,) = program.emit(
             kernels[key],
             [result, *others, program.position(i)],
-            jaxprs.source_of(eqn.source_info),
+            jaxprs.source_of(eqn.source_info, program.caller.source),
             jaxprs.name_stack_of(eqn.source_info),
         )
     return result

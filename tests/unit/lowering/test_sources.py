@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pathlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -55,3 +57,45 @@ def test_name_stacks_are_whole(fusion: bool) -> None:
 
     for op in operations(fn, fusion=fusion):
         assert op.name_stack == "outer"
+
+
+@pytest.fixture
+def library(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An installed package, whose jitted functions JAX traces once for all callers."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "a_library.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def _far(x, y):\n"
+        "    return jnp.exp(-jnp.abs(x[:, None] - y[None]))\n"
+        "@jax.jit\n"
+        "def loop(x, y):\n"
+        "    def body(s):\n"
+        "        return s[0] + 1, s[1] + _far(x, y).sum()\n"
+        "    return jax.lax.while_loop(lambda s: s[0] < 3, body, (0, jnp.float32(0)))[1]\n"
+        "@jax.jit\n"
+        "def scanned(x, y):\n"
+        "    add = lambda s, _: (s + _far(x, y).sum(), None)\n"
+        "    return jax.lax.scan(add, 0.0, None, length=3)[0]\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    yield importlib.import_module("a_library")
+    del sys.modules["a_library"]
+
+
+@pytest.mark.parametrize("name", ["loop", "scanned"])
+@pytest.mark.parametrize("front_end", [coop_jax.run, coop_jax.remat_eager])
+def test_errors_within_a_library_name_the_line_that_calls_it(
+    library: Any, front_end: Any, name: str
+) -> None:
+    call = getattr(library, name)
+    x, y = jnp.ones(300), jnp.ones(200)
+    call(x, y)  # so JAX has traced it for another caller
+
+    def step(x: Any, y: Any) -> Any:
+        return call(x, y) * 2
+
+    with pytest.raises(coop_jax.BudgetExceededError) as info:
+        front_end(step, budget="100KiB")(x, y)
+    assert "test_sources.py" in str(info.value).splitlines()[0]
+    assert "a_library.py" not in str(info.value)
