@@ -97,7 +97,6 @@ def test_of_remat_eager_it_is_the_plan_that_run_would_have() -> None:
 
 def test_a_budget_without_a_plan_is_named() -> None:
     step = coop_jax.run(train_step, budget="100KiB", donate_argnums=0)
-    with pytest.raises(ValueError, match=r"no plan: .*does not fit into 100.00 KiB"):
-        coop_jax.memory(step, *example())
+    assert coop_jax.memory(step, *example()).refusal.startswith("does not fit into 100.00 KiB")
     with pytest.raises(TypeError, match="give the function itself"):
         coop_jax.memory(step, *example(), budgets=True)
