@@ -7,11 +7,11 @@ barriers (see `contenders.KEEP_BARRIERS`).
 
 Times of a step are paired: each round takes steps of every contender in turn, and a ratio is the
 median over the rounds. "first" is the time from the function to the result of its first call, which
-plans and compiles, divided by that of `jax.jit`; "compiled" counts XLA's compilations in it, that
-of `jax.jit`'s own program included. Nothing comes from JAX's persistent cache, and each step was
-traced before, so that what JAX remembers of inner functions helps all alike. "recompute" is the
-estimated part of the time that recomputations take. "loss" is the relative difference of the first
-step's loss from that of `jax.jit`.
+plans and compiles, divided by that of `jax.jit`; "plans" counts those compiled in it. Beside them
+`jax.jit`'s own program is compiled where it may fit. Nothing comes from JAX's persistent cache, and
+each step was traced before, so that what JAX remembers of inner functions helps all alike.
+"recompute" is the estimated part of the time that recomputations take. "loss" is the relative
+difference of the first step's loss from that of `jax.jit`.
 
 The summary counts what must not happen: cells over their budget, cells refused at the memory of
 checkpoints, failures, other losses; and what is better few: refusals, and those that name more than
@@ -85,7 +85,7 @@ _WRONG = (
 )
 
 _COLUMNS = (
-    f"{'':28}{'needs MiB':>10}{'/ jit':>7}{'of budget':>11}{'recompute':>11}{'compiled':>10}"
+    f"{'':28}{'needs MiB':>10}{'/ jit':>7}{'of budget':>11}{'recompute':>11}{'plans':>10}"
     f"{'first / jit':>13}{'step / jit':>12}{'loss':>9}"
 )
 
@@ -100,8 +100,12 @@ class Planned(Contender):
     def __init__(self, name: str, program: Program, budget: int):
         step = coop_jax.jit(program.step, budget=budget, donate_argnums=0)
         super().__init__(name, step, program)
-        self.report = step.plan(self._state, self._batch)
         self.step = step
+
+    @functools.cached_property
+    def report(self) -> coop_jax.PlanReport:
+        """Of its plan; asked for later than the first step, which may compile less."""
+        return self.step.plan(self._state, self._batch)
 
     def measure(self) -> None:
         """Asks XLA what it needs, whatever the report says."""
@@ -142,10 +146,10 @@ class Cell:
             begin = time.perf_counter()
             contender = make()
             made = time.perf_counter() - begin
-            if isinstance(contender, Planned):
-                contender.measure()
             contender.take(timed=False, steps=1)
             self.first_seconds = made + contender.first
+            if isinstance(contender, Planned):
+                contender.measure()
             self.contender = contender
         print(f"  {self.name}: {self.failed or self._compiled()}", file=sys.stderr, flush=True)
         return self
@@ -207,9 +211,9 @@ class Cell:
         if isinstance(self.steps, Planned):
             report = self.steps.report
             within = f"{need / (self.budget or need):.1%}" + (" OVER" if self.is_over() else "")
-            text += f"{within:>11}{report.recompute_share:11.1%}{len(report.attempts) + 1:10}"
+            text += f"{within:>11}{report.recompute_share:11.1%}{len(report.attempts):10}"
         else:
-            text += f"{'':11}{'':11}{1:10}"
+            text += f"{'':11}{'':11}{'':10}"
         ratio = self.steps.ratio(jit.steps)
         first = self.first_seconds / jit.first_seconds
         return f"{text}{first:13.2f}{ratio:12.2f}{self.loss_difference(jit):9.0e}"
