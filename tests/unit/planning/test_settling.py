@@ -123,7 +123,7 @@ def test_a_loop_without_donation_settles_too(
     anew = coop_jax.run(step)  # its arguments come from outside the pool at each step
     planned = []
     # What is returned as it came stays where it is: of two old gradients three places take turns.
-    most = 8 if name == "history" else 4
+    most = 12 if name == "history" else 5
     for n in range(3 * most * len(rows)):
         x = jnp.linspace(-1, 1, rows[n % len(rows)] * WIDTH).reshape(-1, WIDTH)
         state, _ = fn(state, x)
