@@ -142,7 +142,12 @@ def moves(
       capacity_bytes: of the pool.
     """
     ranges = _Ranges(walls, results)
-    pending = [s for s, home in homes_of.items() if s in results and results[s][0] != home]
+    # Places of earlier calls may be those of a larger pool.
+    pending = [
+        s
+        for s, home in homes_of.items()
+        if s in results and results[s][0] != home and home + results[s][1] <= capacity_bytes
+    ]
     found: list[Move] = []
     aside: set[int] = set()
 

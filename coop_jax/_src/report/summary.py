@@ -92,9 +92,8 @@ def _part(buffer: Buffer) -> str:
     """The part of the arguments that a row is about."""
     if buffer.kind == "results":
         parts = _PART.findall(buffer.path)
-        if len(parts) == 3 and re.fullmatch(
-            r"\[\d+\]", parts[2]
-        ):  # equal ones of a list are one row
+        in_list = len(parts) == 3 and re.fullmatch(r"\[\d+\]", parts[2])
+        if in_list:  # equal ones are one row
             return f"{parts[0]}{parts[1]}[*] {shape_text(buffer)}"
         return "".join(parts[:3])
     path = re.sub(r"\[\d+\]", "[*]", buffer.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -71,10 +72,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("budget", [None, 0.9])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_loop_has_at_most_three_plans(name: str, budget: float | None) -> None:
-    optimizer = OPTIMIZERS[name]()
+def step_of(optimizer: Any) -> Callable[..., Any]:
+    """A train step of its state and a batch."""
 
     def step(state: Any, x: jax.Array) -> Any:
         p, kept = state
@@ -82,6 +81,14 @@ def test_a_loop_has_at_most_three_plans(name: str, budget: float | None) -> None
         updates, kept = optimizer.update(grads, kept, p)
         return (optax.apply_updates(p, updates), kept), value
 
+    return step
+
+
+@pytest.mark.parametrize("budget", [None, 0.9])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loop_has_at_most_three_plans(name: str, budget: float | None) -> None:
+    optimizer = OPTIMIZERS[name]()
+    step = step_of(optimizer)
     fn = coop_jax.run(step, budget=budget, donate_argnums=0)
     state = (params(), optimizer.init(params()))
     # The same program, whose arguments come from outside the pool at each step.
@@ -111,13 +118,7 @@ def test_a_loop_without_donation_settles_too(
 ) -> None:
     """It goes to and fro between two places, also with arguments of several shapes."""
     optimizer = OPTIMIZERS[name]()
-
-    def step(state: Any, x: jax.Array) -> Any:
-        p, kept = state
-        value, grads = jax.value_and_grad(loss)(p, x)
-        updates, kept = optimizer.update(grads, kept, p)
-        return (optax.apply_updates(p, updates), kept), value
-
+    step = step_of(optimizer)
     fn = coop_jax.run(step, budget=budget)
     state = expected = (params(), optimizer.init(params()))
     anew = coop_jax.run(step)  # its arguments come from outside the pool at each step
@@ -135,6 +136,23 @@ def test_a_loop_without_donation_settles_too(
     assert planned[-1] <= most * len(rows), planned
     stats = fn.runtime.stats()
     assert budget is None or stats.peak_bytes <= stats.budget_bytes
+
+
+def test_places_in_a_larger_pool_are_none_in_a_smaller_one() -> None:
+    assert settling.moves({0: 1024}, {0: (0, 512)}, [], 1536) == [settling.Move(0, 1024)]
+    assert settling.moves({0: 1024}, {0: (0, 512)}, [], 1535) == []
+    step = step_of(optax.adam(1e-3))
+    fn, anew = coop_jax.run(step), coop_jax.run(step)
+    x = jnp.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
+    state = expected = (params(), optax.adam(1e-3).init(params()))
+    for budget in ("1GiB", "6MiB", "1GiB", "5MiB"):
+        with coop_jax.Runtime(budget) as runtime:
+            for _ in range(4):
+                state, _ = fn(state, x)
+                expected = jax.tree.map(np.array, anew(expected, x)[0])
+                assert_same_bits(jax.tree.map(np.array, state), expected)
+            assert runtime.stats().peak_bytes <= runtime.budget_bytes
+            state = jax.tree.map(np.array, state)
 
 
 @pytest.mark.parametrize("seed", range(40))
