@@ -21,11 +21,11 @@ class Constants:
 
     # --- Whether `jax.jit`'s program fits (`programs`) ---
 
-    # XLA needs as much as is expected, or up to twice as much (12 networks: 0.52 to 1.01 of it is
-    # expected). From this multiple of the budget on, that program is not compiled to see that it
-    # does not fit: time of the first call against a plan where none is needed.
+    # What is expected is 0.5 to 1.13 of what XLA needs (18 networks, 6 of them of other libraries).
+    # From this multiple of the budget on, that program is not compiled to see that it does not fit:
+    # time of the first call against a plan where none is needed.
     # `python -m tests.benchmarks.compiled_plans`
-    certain_excess: float = 1.1
+    certain_excess: float = 1.3
 
     # --- Until XLA's program fits (`fitting`) ---
 
